@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use base::{ClientId, ExecutableId, IslandId, Nanos, Status};
+use base::{ClientId, ExecutableId, IslandId, Nanos, Status, TransferTag};
 use protocol::HostInfo;
 use smallvec::SmallVec;
 
@@ -85,6 +85,8 @@ pub(crate) struct HostState {
     pub info: Option<HostInfo>,
     pub lost: Option<Status>,
     pub island: IslandId,
+    /// Messages with smaller tags are for an earlier process of it.
+    pub first_tag: TransferTag,
     /// Sequence number of the last launch issued to it.
     last_launch: u64,
     /// Launches in flight: issued and not yet acknowledged.
@@ -103,6 +105,7 @@ impl HostState {
     pub fn new(island: IslandId) -> Self {
         Self {
             info: None,
+            first_tag: TransferTag(0),
             lost: None,
             island,
             last_launch: 0,

@@ -346,6 +346,8 @@ messages! { to hosts
         16 Peers {
             /// Their addresses.
             peers: Vec<PeerAddress>,
+            /// Messages with smaller tags are for an earlier process of the host: they are dropped.
+            first_tag: TransferTag,
         },
     }
 }

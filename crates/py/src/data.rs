@@ -89,6 +89,11 @@ impl PyDataPlane {
         self.0.expect(TransferTag(tag), HostId(sender));
     }
 
+    /// Drops messages with smaller tags, those that have arrived and all to come.
+    fn drop_before(&self, tag: u64) {
+        self.0.drop_before(TransferTag(tag));
+    }
+
     /// Forwards message `tag` of host `sender` to host `to` as message `onward` when it arrives.
     fn relay(&self, tag: u64, sender: u32, onward: u64, to: u32, channel: u32) {
         let (tag, onward) = (TransferTag(tag), TransferTag(onward));

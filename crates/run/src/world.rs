@@ -409,11 +409,16 @@ impl World {
         let mut frames = outgoing.frames.lock();
         let was_empty = frames.is_empty();
         match command {
-            Command::Peers { peers } => {
+            Command::Peers { peers, first_tag } => {
                 let mut peers = peers.clone();
                 let address = self.data.address().to_owned();
                 peers.push(PeerAddress { host: CONTROLLER, address });
-                frames.push(&Command::Peers { peers }, host, cluster, INLINE_BYTES);
+                frames.push(
+                    &Command::Peers { peers, first_tag: *first_tag },
+                    host,
+                    cluster,
+                    INLINE_BYTES,
+                );
             }
             other => frames.push(other, host, cluster, INLINE_BYTES),
         }

@@ -133,6 +133,7 @@ class Executor:
         self._runner.unload(command.executable)
 
     def _peers(self, command: messages.Peers) -> None:
+        self._plane.drop_before(command.first_tag)
         for peer in command.peers:
             self._plane.add_peer(peer.host, peer.address)
 

@@ -13,7 +13,10 @@ impl Controller {
         let known = self.cluster.host(host).expect("the world lets known hosts in");
         let island = self.cluster.island(known.island).expect("islands are known");
         for &other in island.hosts.iter().filter(|&&other| other != host) {
-            let Some(theirs) = &self.scheduler.host(other).info else { continue };
+            let theirs = self.scheduler.host(other);
+            let Some(theirs) = theirs.info.as_ref().filter(|_| theirs.lost.is_none()) else {
+                continue;
+            };
             let differs = |what: &str, mine: &str, their: &str| {
                 format!(
                     "its {what} is {mine}, that of host {} is {their}; the hosts of an island \
@@ -36,7 +39,8 @@ impl Controller {
             return self.host_lost(host, &difference);
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
-        self.scheduler.join(host, info);
+        let first_tag = self.next_tag();
+        self.scheduler.join(host, info, first_tag);
         self.liveness.watch(host, self.now);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
@@ -65,7 +69,8 @@ impl Controller {
                 PeerAddress { host: *peer, address }
             };
             let peers = there.iter().map(address).collect();
-            self.send_now(*host, Command::Peers { peers });
+            let first_tag = self.scheduler.host(*host).first_tag;
+            self.send_now(*host, Command::Peers { peers, first_tag });
         }
     }
 

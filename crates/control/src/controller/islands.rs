@@ -26,6 +26,7 @@ impl Controller {
         if let Some(island) = again {
             let id = island.id;
             self.awaited.insert(id);
+            self.removed.remove(&id);
             return id;
         }
         let id = self.cluster.add_island(spec);

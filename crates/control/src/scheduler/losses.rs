@@ -1,6 +1,6 @@
 //! Clients that disconnect, and hosts that join and are lost.
 
-use base::{ClientId, HostId, Status};
+use base::{ClientId, HostId, Status, TransferTag};
 use protocol::HostInfo;
 
 use super::GangScheduler;
@@ -54,11 +54,12 @@ impl GangScheduler {
     }
 
     /// A host has joined, for the first time or again.
-    pub fn join(&mut self, host: HostId, info: HostInfo) {
+    pub fn join(&mut self, host: HostId, info: HostInfo, first_tag: TransferTag) {
         let state = &mut self.hosts[host.0 as usize];
         *state = HostState::new(state.island);
         self.memory.join(host, &info);
         state.info = Some(info);
+        state.first_tag = first_tag;
     }
 
     /// A host is lost: drops everything queued for it; gangs continue without it.

@@ -1,6 +1,7 @@
 //! The inbox: messages that have arrived, are expected, or have failed.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Code, HostId, Status, TransferTag};
@@ -24,6 +25,8 @@ pub(crate) type ReceiveResult = Result<Payload, Status>;
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     slots: Mutex<HashMap<TransferTag, Slot>>,
+    /// Messages with smaller tags are dropped; changed under the lock of `slots`.
+    first_tag: AtomicU64,
     changed: Condvar,
     watches: Mutex<Watches>,
     /// Signalled when a watch has ended.
@@ -49,6 +52,9 @@ impl Inbox {
     /// Delivers a message or its failure.
     pub fn deliver(&self, tag: TransferTag, outcome: ReceiveResult) {
         let mut slots = self.slots.lock();
+        if tag.0 < self.first_tag.load(Ordering::Relaxed) {
+            return;
+        }
         match slots.get(&tag) {
             Some(Slot::Unwanted) => {
                 slots.remove(&tag);
@@ -156,6 +162,13 @@ impl Inbox {
                 slots.insert(tag, Slot::Unwanted);
             }
         }
+    }
+
+    /// Drops messages with smaller tags, those that have arrived and all to come.
+    pub fn drop_before(&self, tag: TransferTag) {
+        let mut slots = self.slots.lock();
+        self.first_tag.store(tag.0, Ordering::Relaxed);
+        slots.retain(|&known, _| known >= tag);
     }
 
     /// Fails all messages that are still expected from `host`.

@@ -226,6 +226,12 @@ impl DataPlane {
         }
     }
 
+    /// Drops messages with smaller tags, those that have arrived and all to come: they are for an
+    /// earlier process of this host.
+    pub fn drop_before(&self, tag: TransferTag) {
+        self.0.inbox.drop_before(tag);
+    }
+
     /// Relays message `tag` from `from` to `to` under another tag, when it arrives or now if it has.
     /// Messages to one host on one channel are relayed in the order in which they arrive.
     pub fn relay(

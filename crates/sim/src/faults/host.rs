@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, ExecutableId, HostId, Nanos, Random, Status, TransferTag};
 use protocol::{
-    Acknowledge, Command, CommandTicket, CompileRole, FunctionCode, HostReply, RelayHop, Report,
-    ShardSend,
+    Acknowledge, Command, CommandTicket, CompileRole, FunctionCode, HostReply, ReceivedShard,
+    RelayHop, Report, ShardSend,
 };
 
 use super::binding::Bindings;
@@ -175,10 +175,8 @@ impl Process {
                 let sources = sources.collect::<Outcome<_>>()?;
                 self.store.make(*buffer, Value::Shared(sources))?;
             }
-            Command::Copy { source, buffer, spec } => {
+            Command::Copy { source, buffer, .. } => {
                 let cell = self.store.cell(*source)?;
-                let count = spec.sharding.devices.len();
-                let _ = count;
                 self.store.make(*buffer, Value::Shared(vec![(cell, 0)]))?;
             }
             Command::Send { source, pieces, .. } => {
@@ -191,17 +189,7 @@ impl Process {
             }
             Command::Receive { buffer, shards, relays, .. } => {
                 relays.iter().for_each(|hop| self.relay(*hop, out));
-                let mut all = BTreeMap::new();
-                for shard in shards {
-                    let tags: Vec<TransferTag> =
-                        shard.pieces.iter().map(|piece| piece.tag).collect();
-                    shard
-                        .pieces
-                        .iter()
-                        .for_each(|piece| self.store.expect(piece.tag, piece.source));
-                    all.extend(shard.positions.iter().map(|&position| (position, tags.clone())));
-                }
-                self.store.make(*buffer, Value::Incoming(all.into_values().collect()))?;
+                self.receive(*buffer, shards)?;
             }
             Command::Read { ticket, buffer, shard, .. } => {
                 let (value, shard) = (self.store.cell(*buffer)?, *shard as usize);
@@ -228,6 +216,16 @@ impl Process {
             _ => self.program(command, random, out)?,
         }
         Ok(true)
+    }
+
+    fn receive(&mut self, buffer: BufferId, shards: &[ReceivedShard]) -> Outcome<()> {
+        let mut all = BTreeMap::new();
+        for shard in shards {
+            let tags: Vec<TransferTag> = shard.pieces.iter().map(|piece| piece.tag).collect();
+            shard.pieces.iter().for_each(|piece| self.store.expect(piece.tag, piece.source));
+            all.extend(shard.positions.iter().map(|&position| (position, tags.clone())));
+        }
+        self.store.make(buffer, Value::Incoming(all.into_values().collect())).map(drop)
     }
 
     /// Commands about programs, and others without arrays.
@@ -263,7 +261,10 @@ impl Process {
                 self.programs.remove(executable);
             }
             Command::ReportEnd {} => self.ends.push_back(self.unfinished.back().copied()),
-            Command::Peers { peers } => peers.iter().for_each(|peer| self.store.find(peer.host)),
+            Command::Peers { peers, first_tag } => {
+                self.store.drop_before(*first_tag);
+                peers.iter().for_each(|peer| self.store.find(peer.host));
+            }
             Command::TrimPool {} => {}
             other => return Err(format!("there is no model of {other:?}")),
         }
@@ -486,34 +487,41 @@ impl Process {
                 out.push(Action::Report(Report::Arrived { buffer: *buffer }));
             }
             Wait::Compile { ticket, executable, until, role } => {
-                let loaded = match role {
-                    CompileRole::Leader(_) if now < *until => return false,
-                    CompileRole::Leader(followers) => {
-                        for to in followers {
-                            out.push(Action::Send { to: to.host, tag: to.tag, content: Ok(0) });
-                        }
-                        Ok(())
-                    }
-                    CompileRole::Follower(leader) => {
-                        match self.store.message(leader.tag).cloned() {
-                            None => return false,
-                            Some(content) => {
-                                self.store.discard(leader.tag);
-                                content.map(drop)
-                            }
-                        }
-                    }
-                };
-                out.push(match loaded {
-                    Ok(()) => {
-                        self.functions.insert(*executable);
-                        let compiled = Box::new(super::user::compiled());
-                        done(*ticket, HostReply::ProgramCompiled { compiled })
-                    }
-                    Err(error) => failed(*ticket, error),
-                });
+                return now >= *until && self.load(*ticket, *executable, role, out);
             }
         }
+        true
+    }
+
+    /// Ends a compilation, unless the leader's program has not arrived; returns whether it has ended.
+    fn load(
+        &mut self,
+        ticket: CommandTicket,
+        executable: ExecutableId,
+        role: &CompileRole,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let loaded = match role {
+            CompileRole::Leader(followers) => {
+                for to in followers {
+                    out.push(Action::Send { to: to.host, tag: to.tag, content: Ok(0) });
+                }
+                Ok(())
+            }
+            CompileRole::Follower(leader) => {
+                let Some(content) = self.store.message(leader.tag).cloned() else { return false };
+                self.store.discard(leader.tag);
+                content.map(drop)
+            }
+        };
+        out.push(Action::Report(match loaded {
+            Ok(()) => {
+                self.functions.insert(executable);
+                let compiled = Box::new(super::user::compiled());
+                Report::CommandDone { ticket, reply: HostReply::ProgramCompiled { compiled } }
+            }
+            Err(error) => Report::CommandFailed { ticket, error },
+        }));
         true
     }
 

@@ -14,9 +14,9 @@
 
 mod binding;
 mod checks;
+mod event;
 mod host;
 mod network;
-mod supervisor;
 mod system;
 mod user;
 mod values;

@@ -3,22 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{
-    BitsPerSecond, BufferId, ClientId, ExecutableId, HostId, IslandId, Nanos, Random, Status,
-    TransferTag,
-};
-use control::{Config, Controller, Effect, Event, Reply, RequestId, Share, SliceRequest};
+use base::{BitsPerSecond, BufferId, ExecutableId, HostId, Nanos, Random};
+use control::{Config, Controller, Effect, Event};
 use fabric::{Cluster, IslandSpec};
 use protocol::{Command, Report};
 
-use super::checks::{Troubles, WAIT_LIMIT};
+use super::checks::Troubles;
+use super::event::{SimEvent, ToHost};
 use super::host::{Action, Input};
 use super::network::{Machine, latency};
-use super::supervisor::Fault;
-use super::user::{Place, Sent, User, computed};
-use super::values::Known;
+use super::user::User;
 use super::{FaultCounts, FaultRun, Violation};
 use crate::queue::EventQueue;
+
+mod clients;
+mod gangs;
+mod supervisor;
 
 const ISLANDS: u32 = 4;
 const HOSTS: u32 = 2;
@@ -26,40 +26,6 @@ const HOSTS: u32 = 2;
 const END: Nanos = Nanos::from_millis(400_000);
 /// How long hosts are given to free what gone clients had.
 const REST: Nanos = Nanos::from_millis(2_000);
-
-#[derive(Debug)]
-pub(super) enum SimEvent {
-    User(usize),
-    Tick,
-    Fault(Fault),
-    /// A report, and the process that it is from.
-    Report(HostId, u64, Report),
-    HeartbeatAnswered(HostId, u64),
-    HeartbeatFailed(HostId, u64),
-    ConnectionLost(HostId, u64),
-    ToHost(HostId, u64, ToHost),
-    Message {
-        to: HostId,
-        to_process: u64,
-        from: HostId,
-        from_process: u64,
-        tag: TransferTag,
-        content: Result<i64, Status>,
-        /// Whether it was held up.
-        is_late: bool,
-    },
-    /// A process has something to do.
-    Turn(HostId, u64),
-    Ended(BufferId),
-}
-
-#[derive(Debug)]
-pub(super) enum ToHost {
-    Command(Command),
-    Lose(HostId, Status),
-    Acknowledge(TransferTag),
-    Heartbeat,
-}
 
 /// A computation over several hosts.
 #[derive(Debug)]
@@ -225,131 +191,6 @@ impl System {
             SimEvent::Ended(gang) => self.ended(gang),
             event @ SimEvent::Message { .. } => self.message(event),
             event => self.to_controller(event),
-        }
-    }
-
-    // Clients
-
-    fn add_users(&mut self) {
-        for number in 1..=2 + self.random.below(2) {
-            let client = ClientId(number);
-            self.submit(Event::ClientJoined { client, share: Share::default() });
-            let first = self.random.below(ISLANDS.into());
-            let count = 1 + self.random.below(2);
-            let on_slices = self.random.below(5) == 0;
-            let places = (0..count).filter_map(|next| {
-                let island = ((first + next) % u64::from(ISLANDS)) as usize;
-                self.place(client, island, on_slices)
-            });
-            let places: Vec<Place> = places.collect();
-            let turns = 40 + self.random.below(80) as u32;
-            let user = User::new(client, places, turns);
-            self.note(|| format!("client {client} uses {:?}", user.places));
-            self.users.push(user);
-            self.soon(SimEvent::User(number as usize - 1));
-        }
-    }
-
-    fn place(&mut self, client: ClientId, island: usize, is_slice: bool) -> Option<Place> {
-        let id = IslandId(island as u32);
-        if is_slice {
-            let wanted = SliceRequest { shape: vec![2], island: Some(id), memory: None };
-            let slice = self.controller.allocate(client, &wanted).ok()?;
-            return Some(Place {
-                islands: (0..ISLANDS as usize).collect(),
-                devices: slice.devices,
-            });
-        }
-        let devices = self.controller.cluster().devices();
-        let devices =
-            devices.filter(|device| device.island == id).map(|device| device.id).collect();
-        Some(Place { islands: vec![island], devices })
-    }
-
-    fn turn_of_user(&mut self, user: usize) {
-        if !self.users[user].is_here || self.users[user].turns == 0 {
-            return;
-        }
-        if self.now < self.frozen_until {
-            return self.at(self.frozen_until, SimEvent::User(user));
-        }
-        if !self.controller.is_congested(self.users[user].client) {
-            let sent = self.users[user].act(self.now, &mut self.random);
-            self.send(user, sent);
-        }
-        // Bursts, and pauses in which losses are found and islands come back.
-        let pause = match self.random.below(30) {
-            0 => 1_000_000 + self.random.below(3_000_000),
-            1..=3 => 1_000 + self.random.below(30_000),
-            _ => 1 + self.random.below(150),
-        };
-        self.at(Nanos(self.now.0 + pause * 1000), SimEvent::User(user));
-    }
-
-    fn send(&mut self, user: usize, sent: Vec<Sent>) {
-        let client = self.users[user].client;
-        for sent in sent {
-            match sent {
-                Sent::Upload(upload, data) => {
-                    self.submit(Event::UploadArrived { client, upload, data });
-                }
-                Sent::Request(id, request) => {
-                    self.counts.requests += 1;
-                    let what = self.users[user].asked[&id].what;
-                    self.note(|| format!("client {client} requests {what} ({id}): {request:?}"));
-                    self.submit(Event::Request { client, id, request });
-                }
-            }
-        }
-    }
-
-    /// A client's connection ends.
-    pub fn depart(&mut self, user: usize) {
-        if std::mem::replace(&mut self.users[user].is_here, false) {
-            let client = self.users[user].client;
-            self.note(|| format!("client {client} leaves"));
-            self.users[user].asked.clear();
-            self.submit(Event::ClientLeft(client));
-        }
-    }
-
-    fn reply(&mut self, client: ClientId, id: RequestId, result: Result<Reply, Status>) {
-        let Some(user) = self.users.iter_mut().find(|user| user.client == client && user.is_here)
-        else {
-            return;
-        };
-        let Some(asked) = user.asked.remove(&id) else {
-            return self.violate(format!("client {client} is answered {id} twice"));
-        };
-        let waited = self.now.since(asked.sent);
-        let islands = user.islands();
-        if !self.troubles.explain_wait(&islands, asked.sent) {
-            self.longest_wait = self.longest_wait.max(waited);
-            if waited > WAIT_LIMIT {
-                let (what, waited) = (asked.what, waited.0 as f64 / 1e9);
-                return self.violate(format!(
-                    "client {client} has waited {waited:.3} s for {what} ({id}), and nothing is wrong \
-                     with its islands {islands:?}"
-                ));
-            }
-        }
-        let judged = match &result {
-            Ok(reply) => user.take(&asked, reply),
-            Err(error) if self.troubles.explain_error(&asked.lineage) => {
-                self.counts.errors += 1;
-                let error = error.to_string();
-                self.note(|| {
-                    format!("client {client} gets an error for {} ({id}): {error}", asked.what)
-                });
-                return;
-            }
-            Err(error) => Err(format!("no loss explains the error {error}")),
-        };
-        if let (Ok(()), Ok(Reply::Data(_))) = (&judged, &result) {
-            self.counts.reads += 1;
-        }
-        if let Err(wrong) = judged {
-            self.violate(format!("client {client}, {} ({id}): {wrong}", asked.what));
         }
     }
 
@@ -564,70 +405,6 @@ impl System {
                     self.begin(gang);
                 }
             }
-        }
-    }
-
-    // Computations over several hosts
-
-    /// Begins a computation once all its hosts take part and have its argument.
-    fn begin(&mut self, gang: BufferId) {
-        let known = &self.gangs[&gang];
-        if known.outcome.is_some() || known.members.len() < self.members[&known.executable].len() {
-            return;
-        }
-        let members: Vec<(HostId, u64, Input)> = known
-            .members
-            .iter()
-            .map(|(&host, (process, input))| (host, *process, input.clone()))
-            .collect();
-        let mut values = Vec::new();
-        for (host, process, input) in members {
-            let machine = &mut self.machines[host.0 as usize];
-            let Some(running) = machine.process.as_mut().filter(|one| one.incarnation == process)
-            else {
-                return;
-            };
-            match input {
-                Input::Zeros => values.push(0),
-                Input::Value(cell) => match running.store.know(cell) {
-                    Known::Ready(found) => values.push(found[0]),
-                    _ => return,
-                },
-            }
-        }
-        let Ok(values) = values.try_into() else {
-            return self.violate(format!("computation {gang} is not over two hosts"));
-        };
-        let takes = Nanos(10_000 + self.random.below(400_000));
-        self.gangs.get_mut(&gang).expect("seen above").outcome = Some(computed(values));
-        self.at(self.now + takes, SimEvent::Ended(gang));
-    }
-
-    fn ended(&mut self, gang: BufferId) {
-        let known = &self.gangs[&gang];
-        let members: Vec<(HostId, u64)> =
-            known.members.iter().map(|(&host, (process, _))| (host, *process)).collect();
-        let outcome = known.outcome.expect("it has begun");
-        let mut ready = self.now;
-        for &(host, process) in &members {
-            match self.reachable(host, process, true) {
-                Some(when) => ready = ready.max(when),
-                None => return, // its island is lost
-            }
-        }
-        if ready > self.now {
-            return self.at(ready, SimEvent::Ended(gang));
-        }
-        for (&(host, _), value) in members.iter().zip(outcome) {
-            let machine = &mut self.machines[host.0 as usize];
-            let running = machine.process.as_mut().expect("reachable");
-            running.store.results.insert(gang, vec![value]);
-        }
-        self.gangs.remove(&gang);
-        let waiting: Vec<BufferId> = self.gangs.keys().copied().collect();
-        waiting.into_iter().for_each(|other| self.begin(other));
-        for (host, process) in members {
-            self.turn_of_host(host, process);
         }
     }
 }

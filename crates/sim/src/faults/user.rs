@@ -123,6 +123,12 @@ impl User {
         self.places.iter().flat_map(|place| place.islands.iter().copied()).collect()
     }
 
+    /// Islands of its programs over several places.
+    pub fn joined_islands(&self) -> Vec<usize> {
+        let programs = self.programs.keys().filter(|places| places.len() > 1).flatten();
+        programs.flat_map(|&place| self.places[place].islands.iter().copied()).collect()
+    }
+
     fn name(&mut self) -> u64 {
         self.next += 1;
         self.next

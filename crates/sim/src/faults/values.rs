@@ -47,6 +47,8 @@ pub(super) struct Store {
     messages: BTreeMap<TransferTag, Result<i64, Status>>,
     /// Messages that are expected, and from where.
     expected: BTreeMap<TransferTag, HostId>,
+    /// Smaller tags are of messages to an earlier process.
+    first_tag: Option<TransferTag>,
     /// Messages that are dropped on arrival.
     discarded: BTreeSet<TransferTag>,
     /// Peers that are lost.
@@ -97,8 +99,17 @@ impl Store {
         }
     }
 
+    /// Drops messages with smaller tags, now and on arrival.
+    pub fn drop_before(&mut self, tag: TransferTag) {
+        self.first_tag = Some(tag);
+        self.messages.retain(|&known, _| known >= tag);
+    }
+
     /// Delivers a message.
     pub fn arrive(&mut self, tag: TransferTag, content: Result<i64, Status>) {
+        if self.first_tag.is_some_and(|first| tag < first) {
+            return;
+        }
         self.expected.remove(&tag);
         if !self.discarded.remove(&tag) {
             self.messages.entry(tag).or_insert(content);

@@ -3,36 +3,14 @@
 use base::{HostId, IslandId, Nanos};
 use control::{Event, IslandState};
 
-use super::host::Process;
-use super::network::latency;
-use super::system::{SimEvent, System, host_info};
-
-/// Something that goes wrong, or the supervisor's part in it.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Fault {
-    /// A process is killed.
-    Kill(HostId),
-    /// A process is stopped for a while.
-    Stop(HostId, Nanos),
-    /// A host is cut off from all others for a while.
-    Cut(HostId, Nanos),
-    /// A client's connection ends.
-    Depart(usize),
-    /// The controller's machine is frozen for a while.
-    Freeze(Nanos),
-    /// An island is removed; by force, or once slices have moved.
-    Remove(usize, bool),
-    /// A process that the controller has given up is ended.
-    End(HostId, u64),
-    /// An island is started again.
-    Restart(usize),
-    /// A process of a host starts.
-    Start(HostId),
-}
+use super::{System, host_info};
+use crate::faults::event::{Fault, SimEvent};
+use crate::faults::host::Process;
+use crate::faults::network::latency;
 
 impl System {
     /// Decides what goes wrong and when.
-    pub fn schedule_faults(&mut self) {
+    pub(super) fn schedule_faults(&mut self) {
         for _ in 0..self.random.below(5) {
             let when = Nanos(self.now.0 + self.random.below(12_000_000_000));
             let fault = self.choose();
@@ -40,7 +18,7 @@ impl System {
         }
     }
 
-    fn choose(&mut self) -> Fault {
+    pub(super) fn choose(&mut self) -> Fault {
         let host = HostId(self.random.below(self.machines.len() as u64) as u32);
         let user = self.random.below(self.users.len() as u64) as usize;
         let island = self.random.below(self.machines.len() as u64 / 2) as usize;
@@ -56,7 +34,7 @@ impl System {
         }
     }
 
-    pub fn inject(&mut self, fault: Fault) {
+    pub(super) fn inject(&mut self, fault: Fault) {
         if self.now < self.frozen_until {
             return self.at(self.frozen_until, SimEvent::Fault(fault));
         }
@@ -113,12 +91,12 @@ impl System {
         }
     }
 
-    fn slow(&mut self, host: HostId, until: Nanos) {
+    pub(super) fn slow(&mut self, host: HostId, until: Nanos) {
         self.troubles.slow(host.0 as usize / 2, until);
     }
 
     /// Ends a process; its connection is closed.
-    fn kill(&mut self, host: HostId) {
+    pub(super) fn kill(&mut self, host: HostId) {
         let machine = &mut self.machines[host.0 as usize];
         if let Some(process) = machine.process.take() {
             let incarnation = process.incarnation;
@@ -129,7 +107,7 @@ impl System {
     }
 
     /// The controller gives a host up: its connection is closed, and its process is ended.
-    pub fn stop_host(&mut self, host: HostId) {
+    pub(super) fn stop_host(&mut self, host: HostId) {
         let island = host.0 as usize / 2;
         self.note(|| format!("host {host} is given up"));
         self.troubles.lost(island);
@@ -143,7 +121,7 @@ impl System {
     }
 
     /// Starts an island again after a while.
-    pub fn restart(&mut self, island: usize) {
+    pub(super) fn restart(&mut self, island: usize) {
         if self.restarting.insert(island) {
             let when = Nanos(self.now.0 + 200_000_000 + self.random.below(3_000_000_000));
             self.at(when, SimEvent::Fault(Fault::Restart(island)));
@@ -151,7 +129,7 @@ impl System {
     }
 
     /// Starts the processes of an island.
-    pub fn start_island(&mut self, mut island: usize) {
+    pub(super) fn start_island(&mut self, mut island: usize) {
         if self.now > Nanos(0) {
             let state = |island| self.controller.island_state(IslandId(island as u32));
             let is_gone = |state| matches!(state, IslandState::Lost | IslandState::Removed);
@@ -169,7 +147,7 @@ impl System {
         }
     }
 
-    fn start(&mut self, host: HostId) {
+    pub(super) fn start(&mut self, host: HostId) {
         let now = self.now;
         let takes = latency(&mut self.random);
         let machine = &mut self.machines[host.0 as usize];
@@ -187,7 +165,7 @@ impl System {
     }
 
     /// Takes note of removals that have ended.
-    pub fn end_removals(&mut self) {
+    pub(super) fn end_removals(&mut self) {
         for island in 0..self.machines.len() / 2 {
             if let Some(Err(error)) = self.controller.removal(IslandId(island as u32)) {
                 self.note(|| format!("island {island} is not removed: {error}"));
@@ -196,7 +174,7 @@ impl System {
     }
 
     /// Whether all islands are up, and nothing is stopped, cut off or frozen.
-    pub fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         let is_up =
             |island| self.controller.island_state(IslandId(island as u32)) == IslandState::Up;
         let is_free = |until: Nanos| until <= self.now;
