@@ -10,6 +10,8 @@ use base::Nanos;
 pub(crate) struct EventQueue<E> {
     heap: BinaryHeap<Reverse<Entry<E>>>,
     added: u64,
+    /// Number of the event that was removed last.
+    popped: u64,
 }
 
 #[derive(Debug)]
@@ -20,7 +22,7 @@ struct Entry<E> {
 
 impl<E> EventQueue<E> {
     pub fn new() -> Self {
-        Self { heap: BinaryHeap::new(), added: 0 }
+        Self { heap: BinaryHeap::new(), added: 0, popped: 0 }
     }
 
     /// Adds an event.
@@ -32,7 +34,13 @@ impl<E> EventQueue<E> {
     /// Removes the next event.
     pub fn pop(&mut self) -> Option<(Nanos, E)> {
         let Reverse(entry) = self.heap.pop()?;
+        self.popped = entry.key.1;
         Some((entry.key.0, entry.event))
+    }
+
+    /// Puts the event that was removed last off; it stays ahead of those that were added later.
+    pub fn postpone(&mut self, when: Nanos, event: E) {
+        self.heap.push(Reverse(Entry { key: (when, self.popped), event }));
     }
 
     /// Returns the time of the next event.

@@ -22,6 +22,7 @@ mod user;
 mod values;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use base::Nanos;
 
@@ -113,5 +114,12 @@ pub struct FaultRun {
 /// assert_eq!(run.log, sim::faults::run(7, true).log);
 /// ```
 pub fn run(seed: u64, with_log: bool) -> FaultRun {
-    system::System::new(seed, with_log).run()
+    let mut system = system::System::new(seed, with_log);
+    let ended = catch_unwind(AssertUnwindSafe(|| system.run()));
+    if let Err(panic) = ended {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        system.violate(format!("panic: {}", text.unwrap_or_default()));
+    }
+    system.finish()
 }

@@ -91,7 +91,7 @@ impl System {
     }
 
     /// Runs to the end, or to the first violation.
-    pub fn run(mut self) -> FaultRun {
+    pub fn run(&mut self) {
         for island in 0..ISLANDS as usize {
             self.start_island(island);
         }
@@ -108,6 +108,10 @@ impl System {
         }
         self.until(Self::is_over, "last reads are not answered");
         self.end();
+    }
+
+    /// Returns what has happened.
+    pub fn finish(self) -> FaultRun {
         FaultRun {
             counts: self.counts,
             log: self.log.unwrap_or_default(),
@@ -199,7 +203,7 @@ impl System {
     /// Delivers an event to the controller, unless its machine is frozen.
     fn to_controller(&mut self, event: SimEvent) {
         if self.now < self.frozen_until {
-            return self.at(self.frozen_until, event);
+            return self.queue.postpone(self.frozen_until, event);
         }
         let (host, process) = match &event {
             SimEvent::Report(host, process, _)
@@ -220,7 +224,7 @@ impl System {
             return;
         }
         if self.now < machine.cut_until && !matches!(event, SimEvent::HeartbeatFailed(..)) {
-            return self.at(machine.cut_until, event);
+            return self.queue.postpone(machine.cut_until, event);
         }
         match event {
             SimEvent::Report(_, _, report) => {
@@ -300,7 +304,7 @@ impl System {
     fn to_host(&mut self, host: HostId, process: u64, item: ToHost) {
         let Some(ready) = self.reachable(host, process, true) else { return };
         if ready > self.now {
-            return self.at(ready, SimEvent::ToHost(host, process, item));
+            return self.queue.postpone(ready, SimEvent::ToHost(host, process, item));
         }
         let mut out = Vec::new();
         let machine = &mut self.machines[host.0 as usize];
