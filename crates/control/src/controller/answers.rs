@@ -1,6 +1,6 @@
 //! Answers of hosts to requests of clients.
 
-use base::{Bytes, ClientId, HostId, Status};
+use base::{Bytes, ClientId, Code, HostId, Status};
 use protocol::{CommandTicket, HostReply};
 
 use super::Controller;
@@ -79,7 +79,10 @@ impl Controller {
     /// Completes a request: all hosts have answered, or one has failed.
     pub(super) fn conclude(&mut self, pending: Pending, result: Result<HostReply, Status>) {
         let Pending { client, request, waiting, .. } = pending;
-        match (waiting, result) {
+        // What was compiled for a client that is gone may name devices that went with it.
+        let is_here = self.clients.contains_key(&client);
+        let gone = || Err(Status::new(Code::Aborted, format!("client {client} has disconnected")));
+        match (waiting, if is_here { result } else { gone() }) {
             (Waiting::Compile(compiling), Err(mut error)) => {
                 self.free_executable(client, compiling.id, &compiling.hosts);
                 compiling.explain(&mut error);

@@ -208,10 +208,7 @@ impl Process {
                 buffers.iter().try_for_each(|&buffer| self.store.cell(buffer).map(drop))?;
             }
             Command::Free { buffers } => {
-                for buffer in buffers {
-                    let freed = self.store.buffers.remove(buffer);
-                    freed.ok_or_else(|| format!("buffer {buffer} is freed and is not there"))?;
-                }
+                buffers.iter().try_for_each(|&buffer| self.store.free(buffer))?;
             }
             _ => self.program(command, random, out)?,
         }

@@ -42,7 +42,8 @@ pub(super) enum Known {
 #[derive(Debug, Default)]
 pub(super) struct Store {
     values: Vec<Value>,
-    pub buffers: BTreeMap<BufferId, Cell>,
+    buffers: BTreeMap<BufferId, Cell>,
+    freed: BTreeSet<BufferId>,
     /// Messages that arrived and were not taken.
     messages: BTreeMap<TransferTag, Result<i64, Status>>,
     /// Messages that are expected, and from where.
@@ -78,6 +79,24 @@ impl Store {
     pub fn cell(&self, buffer: BufferId) -> Result<Cell, String> {
         let found = self.buffers.get(&buffer).copied();
         found.ok_or_else(|| format!("buffer {buffer} is used and is not there"))
+    }
+
+    /// Frees a buffer. One that is not there was to be made by a command that was dropped, since its
+    /// client is gone.
+    ///
+    /// # Errors
+    /// It is freed twice, or was made by an earlier process.
+    pub fn free(&mut self, buffer: BufferId) -> Result<(), String> {
+        self.buffers.remove(&buffer);
+        if !self.freed.insert(buffer) {
+            return Err(format!("buffer {buffer} is freed twice"));
+        }
+        match self.first_tag {
+            Some(first) if buffer.0 < first.0 => {
+                Err(format!("buffer {buffer} of an earlier process is freed"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Expects a message.

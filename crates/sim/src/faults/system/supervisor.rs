@@ -86,6 +86,11 @@ impl System {
             Fault::Restart(island) => {
                 self.restarting.remove(&island);
                 self.start_island(island);
+                // Another that was lost before may have come back in its place.
+                let id = IslandId(island as u32);
+                if is_gone(self.controller.island_state(id)) {
+                    self.restart(island);
+                }
             }
             Fault::Start(host) => self.start(host),
         }
@@ -132,7 +137,6 @@ impl System {
     pub(super) fn start_island(&mut self, mut island: usize) {
         if self.now > Nanos(0) {
             let state = |island| self.controller.island_state(IslandId(island as u32));
-            let is_gone = |state| matches!(state, IslandState::Lost | IslandState::Removed);
             if !(0..self.machines.len() / 2).any(|island| is_gone(state(island))) {
                 return;
             }
@@ -183,4 +187,8 @@ impl System {
             && (0..self.machines.len() / 2).all(is_up)
             && self.machines.iter().all(|one| is_free(one.cut_until) && is_free(one.stopped_until))
     }
+}
+
+fn is_gone(state: IslandState) -> bool {
+    matches!(state, IslandState::Lost | IslandState::Removed)
 }
