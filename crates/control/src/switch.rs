@@ -253,6 +253,103 @@ mod tests {
             next < self.plans.len() as u64 && others.min().is_some_and(|least| next <= least + 1)
         }
 
+        /// The coordinator proposes a plan.
+        fn propose(&mut self) -> bool {
+            let Some(proposer) = &mut self.proposer else { return false };
+            if self.proposals == 0 {
+                return false;
+            }
+            let Some((_, words)) = proposer.propose() else { return false };
+            self.proposals -= 1;
+            self.say(words);
+            true
+        }
+
+        /// The coordinator gives up, which it may do at any time; this models arbitrary delays.
+        fn give_up(&mut self) -> bool {
+            let Some(proposer) = &mut self.proposer else { return false };
+            let words = proposer.give_up();
+            let any = !words.is_empty();
+            self.say(words);
+            any
+        }
+
+        /// A host receives the next message to it.
+        fn reach_host(&mut self, host: usize, can_keep: bool) -> bool {
+            let Some(keeper) = &mut self.keepers[host] else { return false };
+            if self.to[host].is_empty() {
+                return false;
+            }
+            let word = self.to[host].remove(0);
+            let is_asked = matches!(word, CoordinatorMessage::Prepare(_));
+            let answer = keeper.hear(word, can_keep);
+            self.from[host].extend(answer);
+            can_keep || is_asked
+        }
+
+        /// The coordinator receives the next message from a host.
+        fn reach_coordinator(&mut self, host: usize) -> bool {
+            let Some(proposer) = &mut self.proposer else { return false };
+            if self.from[host].is_empty() {
+                return false;
+            }
+            let answer = self.from[host].remove(0);
+            let words = proposer.hear(host as u32, answer);
+            self.say(words);
+            true
+        }
+
+        /// A host begins its next step.
+        ///
+        /// # Panics
+        /// It does so under another plan than other hosts, or than was said.
+        fn begin_step(&mut self, host: usize) -> bool {
+            if !self.may_begin(host) {
+                return false;
+            }
+            let Some(keeper) = &mut self.keepers[host] else { return false };
+            let step = keeper.next as usize;
+            let Some(plan) = keeper.begin(AHEAD) else { return false };
+            let begun = self.plans[step].get_or_insert(plan);
+            assert_eq!(*begun, plan, "step {step} has two plans");
+            if let Some(before) = step.checked_sub(1) {
+                let (other, following) = self.plans[before].expect("it was begun");
+                assert!(other == plan.0 || following == 0, "step {step} was promised");
+            }
+            true
+        }
+
+        /// A host crashes.
+        fn crash_host(&mut self, host: usize) -> bool {
+            if self.crashes == 0 || self.keepers[host].take().is_none() {
+                return false;
+            }
+            self.crashes -= 1;
+            self.to[host].clear();
+            self.lost.insert(host as u32);
+            true
+        }
+
+        /// The coordinator detects that a host has crashed.
+        fn detect_loss(&mut self, host: usize) -> bool {
+            let Some(proposer) = &mut self.proposer else { return false };
+            if !self.lost.remove(&(host as u32)) {
+                return false;
+            }
+            let words = proposer.lose(host as u32);
+            self.say(words);
+            true
+        }
+
+        /// The coordinator crashes; it has not sent its last message to `unsent`, if that is a host.
+        fn crash_coordinator(&mut self, unsent: usize) -> bool {
+            if self.crashes == 0 || self.proposer.take().is_none() {
+                return false;
+            }
+            self.crashes -= 1;
+            self.to.get_mut(unsent).is_none_or(|words| words.pop().is_some())
+        }
+
         /// Returns all successor states.
         fn next(&self) -> Vec<World> {
             let mut found = Vec::new();
@@ -262,96 +359,19 @@ mod tests {
                     found.push(world);
                 }
             };
-            happens(&|world| {
-                let Some(proposer) = &mut world.proposer else { return false };
-                if world.proposals == 0 {
-                    return false;
-                }
-                let Some((_, words)) = proposer.propose() else { return false };
-                world.proposals -= 1;
-                world.say(words);
-                true
-            });
-            // The coordinator may give up at any time, which models arbitrary delays.
-            happens(&|world| {
-                let Some(proposer) = &mut world.proposer else { return false };
-                let words = proposer.give_up();
-                let any = !words.is_empty();
-                world.say(words);
-                any
-            });
+            happens(&World::propose);
+            happens(&World::give_up);
             for host in 0..self.keepers.len() {
-                let number = host as u32;
                 for can_keep in [true, false] {
-                    happens(&|world| {
-                        if world.keepers[host].is_none() || world.to[host].is_empty() {
-                            return false;
-                        }
-                        let word = world.to[host].remove(0);
-                        let is_asked = matches!(word, CoordinatorMessage::Prepare(_));
-                        let keeper = world.keepers[host].as_mut().expect("it lives");
-                        let answer = keeper.hear(word, can_keep);
-                        world.from[host].extend(answer);
-                        can_keep || is_asked
-                    });
+                    happens(&|world| world.reach_host(host, can_keep));
                 }
-                happens(&|world| {
-                    let Some(proposer) = &mut world.proposer else { return false };
-                    if world.from[host].is_empty() {
-                        return false;
-                    }
-                    let answer = world.from[host].remove(0);
-                    let words = proposer.hear(number, answer);
-                    world.say(words);
-                    true
-                });
-                happens(&|world| {
-                    if !world.may_begin(host) {
-                        return false;
-                    }
-                    let Some(keeper) = &mut world.keepers[host] else { return false };
-                    let step = keeper.next as usize;
-                    let Some(plan) = keeper.begin(AHEAD) else { return false };
-                    let begun = world.plans[step].get_or_insert(plan);
-                    assert_eq!(*begun, plan, "step {step} has two plans");
-                    if let Some(before) = step.checked_sub(1) {
-                        let (other, following) = world.plans[before].expect("it was begun");
-                        assert!(other == plan.0 || following == 0, "step {step} was promised");
-                    }
-                    true
-                });
-                happens(&|world| {
-                    if world.crashes == 0 || world.keepers[host].take().is_none() {
-                        return false;
-                    }
-                    world.crashes -= 1;
-                    world.to[host].clear();
-                    world.lost.insert(number);
-                    true
-                });
-                happens(&|world| {
-                    let Some(proposer) = &mut world.proposer else { return false };
-                    if !world.lost.remove(&number) {
-                        return false;
-                    }
-                    let words = proposer.lose(number);
-                    world.say(words);
-                    true
-                });
+                happens(&|world| world.reach_coordinator(host));
+                happens(&|world| world.begin_step(host));
+                happens(&|world| world.crash_host(host));
+                happens(&|world| world.detect_loss(host));
             }
-            // The coordinator may crash in the middle of sending its messages.
-            if self.crashes > 0 && self.proposer.is_some() {
-                let under_way: usize = self.to.iter().map(Vec::len).sum();
-                for host in 0..=self.keepers.len() {
-                    happens(&|world| {
-                        world.proposer = None;
-                        world.crashes -= 1;
-                        if host < world.to.len() {
-                            return world.to[host].pop().is_some();
-                        }
-                        under_way > 0 || host == world.to.len()
-                    });
-                }
+            for unsent in 0..=self.keepers.len() {
+                happens(&|world| world.crash_coordinator(unsent));
             }
             found
         }

@@ -28,27 +28,26 @@ fn tags() -> impl FnMut() -> TransferTag {
     }
 }
 
-/// Executes a plan on arrays of bytes and returns the contents of each target position.
-fn carry_out(
-    cluster: &Cluster,
-    plan: &TransferPlan,
-    source: &ArraySpec,
-    target: &ArraySpec,
-) -> Vec<Vec<u8>> {
-    let at = |spec: &ArraySpec, region: &Region, index: usize| -> usize {
-        let mut rest = index as i64;
-        let mut flat = 0;
-        let mut stride = 1;
-        for axis in (0..spec.dims.len()).rev() {
-            let inner = rest % region.size[axis];
-            rest /= region.size[axis];
-            flat += (region.start[axis] + inner) * stride;
-            stride *= spec.dims[axis];
-        }
-        flat as usize
-    };
-    // Sender and contents of each message, by receiver and tag.
-    let mut messages: BTreeMap<(HostId, TransferTag), (HostId, Vec<u8>)> = BTreeMap::new();
+/// Sender and contents of each message, by receiver and tag.
+type Messages = BTreeMap<(HostId, TransferTag), (HostId, Vec<u8>)>;
+
+/// Returns the index in a whole array of an element of one of its regions.
+fn flat_index(spec: &ArraySpec, region: &Region, index: usize) -> usize {
+    let mut rest = index as i64;
+    let mut flat = 0;
+    let mut stride = 1;
+    for axis in (0..spec.dims.len()).rev() {
+        let inner = rest % region.size[axis];
+        rest /= region.size[axis];
+        flat += (region.start[axis] + inner) * stride;
+        stride *= spec.dims[axis];
+    }
+    flat as usize
+}
+
+/// Executes the sends of a plan on an array whose bytes count up.
+fn send_all(cluster: &Cluster, plan: &TransferPlan, source: &ArraySpec) -> Messages {
+    let mut messages = Messages::new();
     for (&host, pieces) in &plan.sends {
         for piece in pieces {
             let position = piece.shard;
@@ -57,11 +56,16 @@ fn carry_out(
             let start: Vec<i64> =
                 piece.region.start.iter().zip(&shard.start).map(|(a, b)| a + b).collect();
             let whole = Region::new(&start, &piece.region.size);
-            let bytes = (0..whole.elements() as usize).map(|i| at(source, &whole, i) as u8);
+            let bytes = (0..whole.elements() as usize).map(|i| flat_index(source, &whole, i) as u8);
             let bytes = bytes.collect();
             assert!(messages.insert((piece.target, piece.tag), (host, bytes)).is_none());
         }
     }
+    messages
+}
+
+/// Executes the relays of a plan.
+fn relay_all(plan: &TransferPlan, messages: &mut Messages) {
     let inside = plan.receives.iter().map(|(host, receive)| (*host, &receive.relays));
     let relays = plan.relays.iter().map(|(host, relays)| (*host, relays)).chain(inside);
     let mut open: Vec<(HostId, RelayHop)> =
@@ -77,6 +81,17 @@ fn carry_out(
         });
         assert!(open.len() < before, "what is to be passed on comes");
     }
+}
+
+/// Executes a plan on arrays of bytes and returns the contents of each target position.
+fn carry_out(
+    cluster: &Cluster,
+    plan: &TransferPlan,
+    source: &ArraySpec,
+    target: &ArraySpec,
+) -> Vec<Vec<u8>> {
+    let mut messages = send_all(cluster, plan, source);
+    relay_all(plan, &mut messages);
     let mut held: Vec<Option<Vec<u8>>> = vec![None; target.sharding.devices.len()];
     let receives = plan.receives.iter();
     for (host, ReceivedShard { positions, pieces }) in
@@ -92,7 +107,7 @@ fn carry_out(
                 let (from, message) = &messages[&(host, piece.tag)];
                 assert_eq!(*from, piece.source);
                 for (index, &byte) in message.iter().enumerate() {
-                    bytes[at(&shard, &piece.region, index)] = byte;
+                    bytes[flat_index(&shard, &piece.region, index)] = byte;
                 }
             }
         }

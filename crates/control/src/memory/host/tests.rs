@@ -51,6 +51,71 @@ impl Host {
         let pieces = self.arrays.get(&buffer).into_iter().flatten();
         pieces.into_iter().all(|&piece| self.memory[piece].is_none_or(|memory| memory.2))
     }
+
+    /// Returns the command of a step and its footprint; `None` if there are no arrays for it.
+    fn command(&self, step: &Step, first: BufferId) -> Option<(Command, Footprint)> {
+        let live: Vec<BufferId> = self.arrays.keys().copied().collect();
+        let pick = |which: usize| live.get(which % live.len().max(1)).copied();
+        let mut footprint = Footprint::default();
+        let command = match step {
+            Step::Put(a, b) => {
+                let shards = shards(*a, *b).into_iter().collect();
+                footprint = Footprint::making(std::iter::once(shards));
+                Command::Bitcast { source: BufferId(0), buffer: first, spec: any_spec() }
+            }
+            Step::Gather(from, shard) => {
+                let source = pick(*from)?;
+                let shard = shard % self.arrays[&source].len().max(1) as u32;
+                let shards = vec![AssembledShard { position: 0, source, shard }];
+                Command::AssembleShards { buffer: first, spec: any_spec(), shards }
+            }
+            Step::Launch(args, donates, scratch) => {
+                let args: Vec<_> = args.iter().filter_map(|&arg| pick(arg)).collect();
+                let like: SmallVec<[ShardMemory; 4]> = self.arrays[args.first()?]
+                    .iter()
+                    .filter_map(|&piece| self.memory[piece])
+                    .map(|(device, bytes, _)| ShardMemory { device: DeviceId(device), bytes })
+                    .collect();
+                footprint = Footprint::making(std::iter::once(like));
+                footprint.scratch = vec![ShardMemory { device: DeviceId(0), bytes: *scratch }];
+                footprint.donated = donates.then_some(0).into_iter().collect();
+                launch(&args, first)
+            }
+            Step::Free(which) => Command::Free { buffers: vec![pick(*which)?] },
+            Step::Delete(which) => Command::Delete { buffers: vec![pick(*which)?] },
+            Step::Send(which) => {
+                Command::Send { source: pick(*which)?, pieces: vec![], client: ClientId(1) }
+            }
+        };
+        Some((command, footprint))
+    }
+
+    /// Executes a command, whose results are numbered from `first`.
+    fn execute(&mut self, command: &Command, footprint: &Footprint, first: BufferId) {
+        match command {
+            Command::AssembleShards { buffer, shards, .. } => {
+                let AssembledShard { source, shard, .. } = shards[0];
+                let piece = self.arrays[&source].get(shard as usize).copied();
+                self.arrays.insert(*buffer, piece.into_iter().collect());
+            }
+            Command::Launch { args, .. } => {
+                if !footprint.donated.is_empty() {
+                    self.delete(args[0]);
+                }
+                self.make(first, &footprint.made);
+            }
+            Command::Free { buffers } => drop(self.arrays.remove(&buffers[0])),
+            Command::Delete { buffers } => self.delete(buffers[0]),
+            Command::Send { .. } => {}
+            _ => self.make(first, &footprint.made),
+        }
+    }
+
+    fn delete(&mut self, buffer: BufferId) {
+        for &piece in &self.arrays[&buffer].clone() {
+            self.memory[piece] = None;
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -107,48 +172,8 @@ proptest! {
         let mut memory = HostMemory { capacity: Some(CAPACITY), ..HostMemory::default() };
         let mut host = Host::default();
         for (next, step) in (1_u64..).zip(steps) {
-            let live: Vec<BufferId> = host.arrays.keys().copied().collect();
-            let pick = |which: usize| live.get(which % live.len().max(1)).copied();
             let first = BufferId(next);
-            let mut footprint = Footprint::default();
-            let command = match &step {
-                Step::Put(a, b) => {
-                    let shards = shards(*a, *b).into_iter().collect();
-                    footprint = Footprint::making(std::iter::once(shards));
-                    Command::Bitcast { source: BufferId(0), buffer: first, spec: any_spec() }
-                }
-                Step::Gather(from, shard) => {
-                    let Some(source) = pick(*from) else { continue };
-                    let shard = shard % host.arrays[&source].len().max(1) as u32;
-                    let shards = vec![AssembledShard { position: 0, source, shard }];
-                    Command::AssembleShards { buffer: first, spec: any_spec(), shards }
-                }
-                Step::Launch(args, donates, scratch) => {
-                    let args: Vec<_> = args.iter().filter_map(|&arg| pick(arg)).collect();
-                    let Some(like) = args.first() else { continue };
-                    let like: SmallVec<[ShardMemory; 4]> = host.arrays[like]
-                        .iter()
-                        .filter_map(|&piece| host.memory[piece])
-                        .map(|(device, bytes, _)| ShardMemory { device: DeviceId(device), bytes })
-                        .collect();
-                    footprint = Footprint::making(std::iter::once(like));
-                    footprint.scratch = vec![ShardMemory { device: DeviceId(0), bytes: *scratch }];
-                    footprint.donated = (*donates).then_some(0).into_iter().collect();
-                    launch(&args, first)
-                }
-                Step::Free(which) => {
-                    let Some(buffer) = pick(*which) else { continue };
-                    Command::Free { buffers: vec![buffer] }
-                }
-                Step::Delete(which) => {
-                    let Some(buffer) = pick(*which) else { continue };
-                    Command::Delete { buffers: vec![buffer] }
-                }
-                Step::Send(which) => {
-                    let Some(source) = pick(*which) else { continue };
-                    Command::Send { source, pieces: vec![], client: ClientId(1) }
-                }
-            };
+            let Some((command, footprint)) = host.command(&step, first) else { continue };
             let Some(room) = memory.room_for(&command, &footprint) else {
                 continue; // it needs more at once than the device has
             };
@@ -158,31 +183,9 @@ proptest! {
             for buffer in footprint::uses(&command) {
                 prop_assert!(host.is_usable(buffer), "{step:?} uses {buffer:?}");
             }
-            match &command {
-                Command::AssembleShards { buffer, shards, .. } => {
-                    let AssembledShard { source, shard, .. } = shards[0];
-                    let piece = host.arrays[&source].get(shard as usize).copied();
-                    host.arrays.insert(*buffer, piece.into_iter().collect());
-                }
-                Command::Launch { args, .. } => {
-                    let scratch = footprint.scratch[0].bytes;
-                    if !footprint.donated.is_empty() {
-                        for &piece in &host.arrays[&args[0]].clone() {
-                            host.memory[piece] = None;
-                        }
-                    }
-                    host.make(first, &footprint.made);
-                    prop_assert!(host.used(0) + scratch <= CAPACITY);
-                }
-                Command::Free { buffers } => drop(host.arrays.remove(&buffers[0])),
-                Command::Delete { buffers } => {
-                    for &piece in &host.arrays[&buffers[0]].clone() {
-                        host.memory[piece] = None;
-                    }
-                }
-                Command::Send { .. } => {}
-                _ => host.make(first, &footprint.made),
-            }
+            let scratch: u64 = footprint.scratch.iter().map(|shard| shard.bytes).sum();
+            host.execute(&command, &footprint, first);
+            prop_assert!(host.used(0) + scratch <= CAPACITY);
             for device in 0..DEVICES {
                 prop_assert!(host.used(device) <= CAPACITY);
             }
