@@ -86,10 +86,11 @@ impl GangScheduler {
             let client = gang.client;
             let hosts: SmallVec<[HostId; 8]> =
                 gang.members.iter().map(|member| member.host).collect();
-            let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
-            queues.pop_gang(id, &hosts);
             self.issue_gang(gang, out);
             for host in hosts {
+                // Host by host: the drain of one may drain others, whose next gang counts once.
+                let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
+                queues.pop_gang(id, host);
                 self.drain(client, host, out);
             }
         }

@@ -88,14 +88,12 @@ impl ClientQueues {
         }
     }
 
-    /// Removes a gang that is ready from the front of the queues of its hosts.
-    pub fn pop_gang(&mut self, id: u64, hosts: &[HostId]) {
+    /// Removes a gang that is dispatched from the front of the queue of one of its hosts.
+    pub fn pop_gang(&mut self, id: u64, host: HostId) {
         self.ready.remove(&id);
-        for host in hosts {
-            let popped = self.hosts.get_mut(host).and_then(VecDeque::pop_front);
-            debug_assert!(matches!(popped, Some(Item::Member(first)) if first == id));
-        }
-        self.length -= hosts.len();
+        let popped = self.hosts.get_mut(&host).and_then(VecDeque::pop_front);
+        debug_assert!(matches!(popped, Some(Item::Member(first)) if first == id));
+        self.length -= 1;
     }
 
     /// Removes the command at the front of the queue of a host.
