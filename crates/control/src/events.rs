@@ -133,6 +133,8 @@ pub enum Effect {
         host: HostId,
         /// The peer that is lost.
         lost: HostId,
+        /// Messages of it with smaller tags never arrive.
+        tag: TransferTag,
         /// The error that messages of the lost peer become.
         error: Status,
     },

@@ -38,7 +38,7 @@ fn a_loss_reaches_the_other_islands_ahead_of_commands() {
         .handle(Nanos(0), lost)
         .into_iter()
         .filter_map(|effect| match effect {
-            Effect::LosePeer { host, lost, error } => {
+            Effect::LosePeer { host, lost, error, .. } => {
                 assert!(error.message.contains("host 0 of island 1"), "{error}");
                 Some((host.0, lost.0))
             }

@@ -35,6 +35,8 @@ record! { to hosts
         pub host: HostId,
         /// Its address.
         pub address: String,
+        /// Messages of it with smaller tags never arrive: an earlier process was to send them.
+        pub first_tag: TransferTag,
     }
 }
 

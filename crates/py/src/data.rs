@@ -49,6 +49,12 @@ impl PyDataPlane {
         self.0.add_peer(HostId(host), address);
     }
 
+    /// Messages of a peer with smaller tags never arrive: an earlier process was to send them. Returns
+    /// whether the process that begins there is the newest that is known, and has not been lost.
+    fn begins_at(&self, host: u32, tag: u64) -> bool {
+        self.0.begins_at(HostId(host), TransferTag(tag))
+    }
+
     /// Sends the bytes of a contiguous buffer on a channel, or on any if that is 0; returns once they
     /// may be reused.
     #[pyo3(signature = (to, tag, bytes, channel = 0))]

@@ -364,7 +364,7 @@ impl World {
             }
             Effect::StopHost(host) => {
                 let lost = Status::new(Code::DataLoss, format!("host {host} is lost"));
-                self.data.lose_peer(host, &lost);
+                self.data.lose_peer(host, TransferTag(0), &lost);
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;
                 outgoing.heartbeat.lock().take();
@@ -385,12 +385,12 @@ impl World {
                     }
                 });
             }
-            Effect::LosePeer { host, lost, error } => {
+            Effect::LosePeer { host, lost, tag, error } => {
                 // On a thread of its own: the host's interpreter may be blocked on the very messages
                 // that this fails.
                 let data = self.data.clone();
                 std::thread::spawn(move || {
-                    if let Err(error) = data.send_loss(host, lost, &error) {
+                    if let Err(error) = data.send_loss(host, (lost, tag), &error) {
                         tracing::warn!(%error, "a host could not be told that another is lost");
                     }
                 });
@@ -412,7 +412,8 @@ impl World {
             Command::Peers { peers, first_tag } => {
                 let mut peers = peers.clone();
                 let address = self.data.address().to_owned();
-                peers.push(PeerAddress { host: CONTROLLER, address });
+                let own = PeerAddress { host: CONTROLLER, address, first_tag: TransferTag(0) };
+                peers.push(own);
                 frames.push(
                     &Command::Peers { peers, first_tag: *first_tag },
                     host,

@@ -135,7 +135,9 @@ class Executor:
     def _peers(self, command: messages.Peers) -> None:
         self._plane.drop_before(command.first_tag)
         for peer in command.peers:
-            self._plane.add_peer(peer.host, peer.address)
+            # A loss overtakes commands: the process that this names may have ended since.
+            if self._plane.begins_at(peer.host, peer.first_tag):
+                self._plane.add_peer(peer.host, peer.address)
 
 
 def serve(

@@ -258,10 +258,13 @@ class PeerAddress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         host: The host.
         address: Its address.
+        first_tag: Messages of it with smaller tags never arrive: an earlier process was to send
+            them.
     """
 
     host: int
     address: str
+    first_tag: int
 
 
 class Tiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -838,9 +841,12 @@ class Peers(msgspec.Struct, frozen=True, array_like=True, tag=16, gc=False):
 
     Attributes:
         peers: Their addresses.
+        first_tag: Messages with smaller tags are for an earlier process of the host: they are
+            dropped.
     """
 
     peers: list[PeerAddress]
+    first_tag: int
 
 
 class Success(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):

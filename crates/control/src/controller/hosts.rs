@@ -66,7 +66,8 @@ impl Controller {
                 let afar = island != home && !own.channels.is_empty() && !info.channels.is_empty();
                 let address =
                     if afar { info.channels.join(",") } else { info.data_address.clone() };
-                PeerAddress { host: *peer, address }
+                let first_tag = self.scheduler.host(*peer).first_tag;
+                PeerAddress { host: *peer, address, first_tag }
             };
             let peers = there.iter().map(address).collect();
             let first_tag = self.scheduler.host(*host).first_tag;

@@ -47,12 +47,13 @@ impl Controller {
         }
         self.poison_island(&island.hosts, error);
         self.fail_pending(&island.hosts, error);
+        let tag = self.next_tag();
         let survivors = self.cluster.hosts().iter().filter(|host| host.island != island.id);
         for (survivor, &lost) in
             survivors.flat_map(|survivor| island.hosts.iter().map(move |lost| (survivor, lost)))
         {
             let error = error.clone();
-            self.effects.push(Effect::LosePeer { host: survivor.id, lost, error });
+            self.effects.push(Effect::LosePeer { host: survivor.id, lost, tag, error });
         }
     }
 

@@ -67,8 +67,10 @@ struct Inner {
     /// Per channel, the lock that serializes large messages; fair, so first come, first served.
     turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
-    /// Why hosts that were peers no longer are.
+    /// Why hosts that were peers were lost.
     lost: Mutex<HashMap<HostId, Status>>,
+    /// First message that the current process of each peer may send.
+    first_tags: RwLock<HashMap<HostId, TransferTag>>,
     inbox: Inbox,
     relays: Relays,
     lanes: Lanes,
@@ -124,6 +126,7 @@ impl DataPlane {
             turns: channels.iter().map(|_| FairMutex::new(())).collect(),
             peers: RwLock::default(),
             lost: Mutex::default(),
+            first_tags: RwLock::default(),
             inbox: Inbox::default(),
             relays: Relays::default(),
             lanes: Lanes::default(),
@@ -161,12 +164,12 @@ impl DataPlane {
     pub fn add_peer(&self, host: HostId, address: &str) {
         let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
         self.0.peers.write().insert(host, Arc::new(peer));
-        self.0.lost.lock().remove(&host);
     }
 
-    /// Removes a peer and fails the messages that are still expected from it.
-    pub fn lose_peer(&self, host: HostId, error: &Status) {
-        self.0.lose_peer(host, error);
+    /// Removes a peer and fails the messages that are still expected from it; those with tags below
+    /// `tag` never arrive.
+    pub fn lose_peer(&self, host: HostId, tag: TransferTag, error: &Status) {
+        self.0.lose_peer(host, tag, error);
     }
 
     /// Sends one message; returns once `bytes` may be reused.
@@ -200,13 +203,18 @@ impl DataPlane {
         self.0.to_peer(to, |peer| peer.send_failure(tag, error))
     }
 
-    /// Reports to a peer that a host is lost: messages that it expects from that host fail with this
-    /// error.
+    /// Reports to a peer that a host is lost: messages that it expects from that host, and all with
+    /// tags below `tag`, fail with this error.
     ///
     /// # Errors
     /// The peer is unknown or unreachable.
-    pub fn send_loss(&self, to: HostId, lost: HostId, error: &Status) -> Result<(), Status> {
-        self.0.to_peer(to, |peer| peer.send_loss(lost, error))
+    pub fn send_loss(
+        &self,
+        to: HostId,
+        (lost, tag): (HostId, TransferTag),
+        error: &Status,
+    ) -> Result<(), Status> {
+        self.0.to_peer(to, |peer| peer.send_loss(lost, tag, error))
     }
 
     /// Checks that a peer responds (heartbeat).
@@ -221,9 +229,18 @@ impl DataPlane {
     /// Registers that `tag` will come from `from`, so that the loss of `from` fails it.
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.0.inbox.expect(tag, from);
-        if !self.0.knows(from) {
-            self.0.inbox.lose(from, &self.0.gone(from));
+        if let Some(error) = self.0.never_comes(tag, from) {
+            self.0.arrive(tag, Err(error));
         }
+    }
+
+    /// Messages of a peer with smaller tags were for an earlier process of it to send: they never
+    /// arrive. Returns whether that process is the newest that is known, and has not been lost.
+    pub fn begins_at(&self, host: HostId, tag: TransferTag) -> bool {
+        let mut first_tags = self.0.first_tags.write();
+        let known = first_tags.entry(host).or_insert(tag);
+        *known = tag.max(*known);
+        *known == tag
     }
 
     /// Drops messages with smaller tags, those that have arrived and all to come: they are for an
@@ -251,8 +268,8 @@ impl DataPlane {
             None => {
                 open.entry(tag).or_default().push(relay);
                 drop(open);
-                if !self.0.knows(from) {
-                    self.0.excuse(from, &self.0.gone(from));
+                if let Some(error) = self.0.never_comes(tag, from) {
+                    self.0.arrive(tag, Err(error));
                 }
             }
         }
@@ -425,15 +442,23 @@ impl Inner {
         lost.unwrap_or_else(|| Status::new(Code::Unavailable, unknown()))
     }
 
-    /// Whether messages from this host may still arrive.
-    fn knows(&self, host: HostId) -> bool {
-        host == self.me || host == CONTROLLER || self.peers.read().contains_key(&host)
+    /// Returns why a message of a host cannot arrive, if that is so.
+    fn never_comes(&self, tag: TransferTag, from: HostId) -> Option<Status> {
+        if from == self.me || from == CONTROLLER {
+            return None;
+        }
+        let is_of_earlier = || self.first_tags.read().get(&from).is_some_and(|&first| tag < first);
+        let may_come = self.peers.read().contains_key(&from) && !is_of_earlier();
+        (!may_come).then(|| self.gone(from))
     }
 
-    fn lose_peer(self: &Arc<Self>, host: HostId, error: &Status) {
-        if self.peers.write().remove(&host).is_some() {
-            self.lost.lock().insert(host, error.clone());
-        }
+    fn lose_peer(self: &Arc<Self>, host: HostId, tag: TransferTag, error: &Status) {
+        let mut first_tags = self.first_tags.write();
+        let first = first_tags.entry(host).or_insert(tag);
+        *first = tag.max(*first);
+        drop(first_tags);
+        self.peers.write().remove(&host);
+        self.lost.lock().insert(host, error.clone());
         self.segments.lock().retain(|(from, _), _| *from != host);
         self.inbox.lose(host, error);
         self.excuse(host, error);

@@ -82,19 +82,21 @@ impl Peer {
 
     /// Reports that a message has failed.
     pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
-        self.send_text(FrameKind::Failure, tag, error)
+        self.send_text(self.header(FrameKind::Failure, tag, 0), error)
     }
 
-    /// Reports that a host is lost.
-    pub fn send_loss(&self, lost: HostId, error: &Status) -> io::Result<()> {
-        self.send_text(FrameKind::Loss, TransferTag(u64::from(lost.0)), error)
+    /// Reports that a host is lost: its messages with tags below `tag` never arrive.
+    pub fn send_loss(&self, lost: HostId, tag: TransferTag, error: &Status) -> io::Result<()> {
+        let header = self.header(FrameKind::Loss, tag, 0);
+        self.send_text(Header { offset: u64::from(lost.0), ..header }, error)
     }
 
-    fn send_text(&self, kind: FrameKind, tag: TransferTag, error: &Status) -> io::Result<()> {
+    fn send_text(&self, header: Header, error: &Status) -> io::Result<()> {
         let text = error.to_string();
         let by = |way: &Way| {
             self.with_connection(way, |socket| {
-                let header = self.header(kind, tag, text.len());
+                let length = text.len() as u64;
+                let header = Header { length, total: length, ..header };
                 socket.write_frame(&header.encode(), text.as_bytes())
             })
         };

@@ -97,8 +97,8 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             }
             FrameKind::Loss => {
                 let text = read_text(&mut socket, &header)?;
-                let lost = u32::try_from(header.tag.0).map_err(|_| io::ErrorKind::InvalidData)?;
-                inner.lose_peer(HostId(lost), &Status::parse(&text));
+                let lost = u32::try_from(header.offset).map_err(|_| io::ErrorKind::InvalidData)?;
+                inner.lose_peer(HostId(lost), header.tag, &Status::parse(&text));
             }
             FrameKind::Forget => {
                 inner.segments.lock().remove(&(header.from, header.total));

@@ -91,7 +91,7 @@ fn watches_end_when_all_their_messages_have_settled() {
     one.send(HostId(2), Channel::INSIDE, TransferTag(1), b"a").unwrap();
     one.send(HostId(2), Channel::INSIDE, TransferTag(2), b"b").unwrap();
     assert_eq!(two.arrivals(), [7]);
-    two.lose_peer(HostId(1), &Status::new(Code::Unavailable, "lost"));
+    two.lose_peer(HostId(1), TransferTag(0), &Status::new(Code::Unavailable, "lost"));
     assert_eq!(two.arrivals(), [8]);
     two.watch(9, &tags(&[1]));
     assert_eq!(two.arrivals(), [9], "it was there before");
@@ -107,7 +107,7 @@ fn failures_and_losses_reach_the_waiting() {
     one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
     assert_eq!(two.take(TransferTag(1), WHILE).unwrap_err(), error);
     two.expect(TransferTag(2), HostId(1));
-    one.send_loss(HostId(2), HostId(1), &error).unwrap();
+    one.send_loss(HostId(2), (HostId(1), TransferTag(3)), &error).unwrap();
     assert_eq!(two.take(TransferTag(2), WHILE).unwrap_err(), error);
     two.expect(TransferTag(3), HostId(1));
     assert_eq!(two.take(TransferTag(3), WHILE).unwrap_err(), error, "it is remembered");
@@ -115,6 +115,17 @@ fn failures_and_losses_reach_the_waiting() {
     assert_eq!(two.take(TransferTag(4), WHILE).unwrap_err().code, Code::Unavailable);
     assert_eq!(two.send(HostId(1), Channel::INSIDE, TransferTag(5), b"").unwrap_err(), error);
     two.add_peer(HostId(1), one.address());
+    assert!(!two.begins_at(HostId(1), TransferTag(2)), "that process was lost");
+    assert!(two.begins_at(HostId(1), TransferTag(8)));
+    two.expect(TransferTag(7), HostId(1));
+    assert_eq!(two.take(TransferTag(7), WHILE).unwrap_err(), error, "its process is another");
+    two.drop_before(TransferTag(8));
+    for tag in [7, 8] {
+        one.send(HostId(2), Channel::INSIDE, TransferTag(tag), b"sent").unwrap();
+    }
+    two.expect(TransferTag(8), HostId(1));
+    assert_eq!(two.take(TransferTag(8), WHILE).unwrap().as_ref(), b"sent");
+    assert!(!two.is_settled(TransferTag(7)), "it was for an earlier process");
     two.send(HostId(1), Channel::INSIDE, TransferTag(5), b"back").unwrap();
     assert_eq!(one.take(TransferTag(5), WHILE).unwrap().as_ref(), b"back");
     one.close();
@@ -158,7 +169,7 @@ fn what_a_lost_host_owes_fails_where_it_would_have_gone_on_to() {
     relay(2);
     one.send(HostId(2), Channel(1), TransferTag(2), &[5; 200_000]).unwrap();
     assert_eq!(three.take(TransferTag(12), WHILE).unwrap().as_ref(), &[5; 200_000]);
-    two.lose_peer(HostId(1), &error);
+    two.lose_peer(HostId(1), TransferTag(0), &error);
     assert_eq!(three.take(TransferTag(11), WHILE).unwrap_err(), error);
     relay(3);
     assert_eq!(three.take(TransferTag(13), WHILE).unwrap_err().code, Code::Unavailable);

@@ -33,7 +33,7 @@ pub(super) enum SimEvent {
 #[derive(Debug)]
 pub(super) enum ToHost {
     Command(Command),
-    Lose(HostId, Status),
+    Lose(HostId, TransferTag, Status),
     Acknowledge(TransferTag),
     Heartbeat,
 }

@@ -118,8 +118,13 @@ impl Process {
     }
 
     /// A peer is lost.
-    pub fn lose(&mut self, peer: HostId, error: &Status, out: &mut Vec<Action>) {
-        for tag in self.store.lose(peer, error) {
+    pub fn lose(
+        &mut self,
+        peer: HostId,
+        (first_tag, error): (TransferTag, &Status),
+        out: &mut Vec<Action>,
+    ) {
+        for tag in self.store.lose(peer, first_tag, error) {
             self.arrive(tag, Err(error.clone()), out);
         }
     }
@@ -260,7 +265,7 @@ impl Process {
             Command::ReportEnd {} => self.ends.push_back(self.unfinished.back().copied()),
             Command::Peers { peers, first_tag } => {
                 self.store.drop_before(*first_tag);
-                peers.iter().for_each(|peer| self.store.find(peer.host));
+                peers.iter().for_each(|peer| self.store.find(peer.host, peer.first_tag));
             }
             Command::TrimPool {} => {}
             other => return Err(format!("there is no model of {other:?}")),
@@ -520,6 +525,15 @@ impl Process {
             Err(error) => Report::CommandFailed { ticket, error },
         }));
         true
+    }
+
+    /// Returns what the process waits for, for the log.
+    pub fn waiting(&self) -> String {
+        let next = self.queue.front();
+        format!(
+            "next {next:?}, waits {:?}, unfinished {:?}, reported {:?}",
+            self.waits, self.unfinished, self.asked
+        )
     }
 
     /// Returns what is left once all clients have gone, if anything.

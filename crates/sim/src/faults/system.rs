@@ -10,7 +10,7 @@ use protocol::{Command, Report};
 
 use super::checks::Troubles;
 use super::event::{SimEvent, ToHost};
-use super::host::{Action, Input};
+use super::host::{Action, Input, Process};
 use super::network::{Machine, latency};
 use super::user::User;
 use super::{FaultCounts, FaultRun, Violation};
@@ -157,6 +157,7 @@ impl System {
                         })
                     })
                     .collect();
+                self.note_waits();
                 return self.violate(format!("{otherwise}: {}", open.join(", ")));
             }
             self.step();
@@ -176,6 +177,16 @@ impl System {
         if let Some(log) = &mut self.log {
             log.push(format!("{:>13.6} {}", self.now.0 as f64 / 1e9, line()));
         }
+    }
+
+    /// Notes what all hosts wait for.
+    fn note_waits(&mut self) {
+        for host in 0..self.machines.len() {
+            let waiting = self.machines[host].process.as_ref().map(Process::waiting);
+            self.note(|| format!("host {host}: {}", waiting.unwrap_or_default()));
+        }
+        let gangs = format!("{:?}", self.gangs);
+        self.note(|| format!("computations: {gangs}"));
     }
 
     pub fn violate(&mut self, what: String) {
@@ -262,8 +273,8 @@ impl System {
                 Effect::Reply { client, id, result } => self.reply(client, id, result),
                 Effect::Heartbeat(host) => self.heartbeat(host),
                 Effect::Acknowledge { host, tag } => self.beside(host, ToHost::Acknowledge(tag)),
-                Effect::LosePeer { host, lost, error } => {
-                    self.beside(host, ToHost::Lose(lost, error));
+                Effect::LosePeer { host, lost, tag, error } => {
+                    self.beside(host, ToHost::Lose(lost, tag, error));
                 }
                 Effect::StopHost(host) => self.stop_host(host),
                 Effect::RestartIsland(island) => self.restart(island.0 as usize),
@@ -306,12 +317,15 @@ impl System {
         if ready > self.now {
             return self.queue.postpone(ready, SimEvent::ToHost(host, process, item));
         }
+        if !matches!(item, ToHost::Heartbeat) {
+            self.note(|| format!("host {host} gets {item:?}"));
+        }
         let mut out = Vec::new();
         let machine = &mut self.machines[host.0 as usize];
         let running = machine.process.as_mut().expect("reachable");
         match item {
             ToHost::Command(command) => running.push(command),
-            ToHost::Lose(peer, error) => running.lose(peer, &error, &mut out),
+            ToHost::Lose(peer, tag, error) => running.lose(peer, (tag, &error), &mut out),
             ToHost::Acknowledge(tag) => running.acknowledge(tag),
             ToHost::Heartbeat => return self.soon(SimEvent::HeartbeatAnswered(host, process)),
         }

@@ -52,8 +52,8 @@ pub(super) struct Store {
     first_tag: Option<TransferTag>,
     /// Messages that are dropped on arrival.
     discarded: BTreeSet<TransferTag>,
-    /// Peers that are lost.
-    lost: BTreeMap<HostId, Status>,
+    /// Peers that were lost, messages that cannot come, and whether they are there again.
+    lost: BTreeMap<HostId, (Status, TransferTag, bool)>,
     /// Results of computations that have ended.
     pub results: BTreeMap<BufferId, Vec<i64>>,
 }
@@ -105,8 +105,10 @@ impl Store {
             return;
         }
         match self.lost.get(&from) {
-            Some(error) => drop(self.messages.insert(tag, Err(error.clone()))),
-            None => drop(self.expected.insert(tag, from)),
+            Some((error, first, is_back)) if !is_back || tag < *first => {
+                self.messages.insert(tag, Err(error.clone()));
+            }
+            _ => drop(self.expected.insert(tag, from)),
         }
     }
 
@@ -141,19 +143,23 @@ impl Store {
     }
 
     /// Notes that a host is lost; returns the messages that it owes.
-    pub fn lose(&mut self, host: HostId, error: &Status) -> Vec<TransferTag> {
-        self.lost.insert(host, error.clone());
+    pub fn lose(&mut self, host: HostId, tag: TransferTag, error: &Status) -> Vec<TransferTag> {
+        self.lost.insert(host, (error.clone(), tag, false));
         self.expected.iter().filter(|(_, from)| **from == host).map(|(tag, _)| *tag).collect()
     }
 
-    /// A host has joined again.
-    pub fn find(&mut self, host: HostId) {
-        self.lost.remove(&host);
+    /// A host is there, or there again; an older process than the one that was lost is not.
+    pub fn find(&mut self, host: HostId, first_tag: TransferTag) {
+        if let Some((_, first, is_back)) = self.lost.get_mut(&host)
+            && first_tag >= *first
+        {
+            (*first, *is_back) = (first_tag, true);
+        }
     }
 
     /// Whether a host is lost.
     pub fn is_lost(&self, host: HostId) -> bool {
-        self.lost.contains_key(&host)
+        self.lost.get(&host).is_some_and(|(_, _, is_back)| !is_back)
     }
 
     /// Returns what is known of a value; takes its messages if all have arrived or one has failed.
