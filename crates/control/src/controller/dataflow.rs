@@ -108,7 +108,11 @@ impl Controller {
         let Assembling { client, purpose, source, program, .. } = assembling;
         let made = match error {
             Some(error) => Err(error),
-            None => self.lower_program(source, program, functions.clone()),
+            // An island may have been lost, and be back, since its functions were compiled.
+            None => functions
+                .iter()
+                .try_for_each(|function| self.check_incarnations(&function.islands))
+                .and_then(|()| self.lower_program(source, program, functions.clone())),
         };
         match made {
             Ok(executable) => self.compiled(client, purpose, Ok(executable)),

@@ -47,13 +47,15 @@ impl System {
             Fault::Stop(host, span) => {
                 self.counts.stalls += 1;
                 let until = self.now + span;
-                self.machines[host.0 as usize].stopped_until = until;
+                let machine = &mut self.machines[host.0 as usize];
+                machine.stopped_until = until.max(machine.stopped_until);
                 self.slow(host, until);
             }
             Fault::Cut(host, span) => {
                 self.counts.partitions += 1;
                 let until = self.now + span;
-                self.machines[host.0 as usize].cut_until = until;
+                let machine = &mut self.machines[host.0 as usize];
+                machine.cut_until = until.max(machine.cut_until);
                 self.slow(host, until);
             }
             Fault::Depart(user) => {
