@@ -1,7 +1,7 @@
 //! Clients that disconnect, and hosts that join and are lost.
 
 use base::{ClientId, HostId, Status, TransferTag};
-use protocol::HostInfo;
+use protocol::{Command, HostInfo};
 
 use super::GangScheduler;
 use super::gangs;
@@ -22,12 +22,12 @@ impl GangScheduler {
         for (host, mut queue) in self.queues.remove(&client).unwrap_or_default().hosts {
             queue.retain(|item| match item {
                 Item::Member(id) => begun.contains(id),
-                Item::Command(_, link) => {
+                Item::Command(command, link) => {
                     let has_begun = self.transfers.has_begun(*link);
                     if let (TransferRole::Sends(transfer), false) = (link, has_begun) {
                         unneeded.push(*transfer);
                     }
-                    has_begun
+                    has_begun || frees(command)
                 }
             });
             kept.length += queue.len();
@@ -111,4 +111,9 @@ impl GangScheduler {
             self.memory.release(client);
         }
     }
+}
+
+/// Whether a command frees what earlier commands have made; nothing else would free it.
+fn frees(command: &Command) -> bool {
+    matches!(command, Command::Free { .. } | Command::FreeExecutable { .. })
 }

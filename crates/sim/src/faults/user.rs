@@ -94,6 +94,8 @@ pub(super) struct User {
     pub asked: BTreeMap<RequestId, Asked>,
     arrays: BTreeMap<Handle, Array>,
     programs: BTreeMap<Vec<usize>, Handle>,
+    /// When it first used each place.
+    used: BTreeMap<usize, Nanos>,
     next: u64,
 }
 
@@ -114,6 +116,7 @@ impl User {
             asked: BTreeMap::new(),
             arrays: BTreeMap::new(),
             programs: BTreeMap::new(),
+            used: BTreeMap::new(),
             next: 1,
         }
     }
@@ -140,7 +143,13 @@ impl User {
         ArraySpec { dtype: DType::U8, dims: Dims::from_slice(&[ELEMENTS]), sharding }
     }
 
-    fn since(&self, place: usize, now: Nanos) -> Lineage {
+    /// Whether it first used one of its places after this time.
+    pub fn is_new_since(&self, time: Nanos) -> bool {
+        self.used.values().any(|&first| first > time)
+    }
+
+    fn since(&mut self, place: usize, now: Nanos) -> Lineage {
+        self.used.entry(place).or_insert(now);
         self.places[place].islands.iter().map(|&island| (island, now)).collect()
     }
 
@@ -224,8 +233,8 @@ impl User {
         places: &[usize],
         out: &mut Vec<Sent>,
     ) {
-        let used = places.iter().map(|&place| self.since(place, now));
-        let used = used.fold(Lineage::new(), |all, more| joined(&all, &more));
+        let all = Lineage::new();
+        let used = places.iter().fold(all, |all, &place| joined(&all, &self.since(place, now)));
         let Some(&executable) = self.programs.get(places) else {
             let request = self.compile(places);
             let about = (used, Expected::Program(places.to_vec()));

@@ -111,6 +111,11 @@ impl System {
                 islands.extend(joined);
             }
         }
+        // Known: so does a launch of another client that had an island to itself before.
+        let before = Nanos(asked.sent.0.saturating_sub(self.controller.config().timeout.0));
+        if self.users[number].is_new_since(before) {
+            islands = (0..ISLANDS as usize).collect();
+        }
         if !self.troubles.explain_wait(&islands, asked.sent) {
             self.longest_wait = self.longest_wait.max(waited);
             if waited > WAIT_LIMIT {
