@@ -88,6 +88,7 @@ struct Inner {
 /// A message of which some stripes have been received.
 #[derive(Debug)]
 struct Partial {
+    from: HostId,
     block: Arc<SharedBlock>,
     /// Size of the message in bytes, for which the block was allocated.
     total: u64,
@@ -460,6 +461,7 @@ impl Inner {
         self.peers.write().remove(&host);
         self.lost.lock().insert(host, error.clone());
         self.segments.lock().retain(|(from, _), _| *from != host);
+        self.partial.lock().retain(|_, partial| partial.from != host);
         self.inbox.lose(host, error);
         self.excuse(host, error);
     }
@@ -485,6 +487,13 @@ impl Inner {
     /// Unregisters a connection that has authenticated or ended.
     fn know(&self, known: &Arc<Socket>) {
         self.strangers.lock().retain(|stranger| !Arc::ptr_eq(stranger, known));
+    }
+
+    /// Delivers a message of a peer, unless that process of it was lost: its receiver has an error.
+    fn arrive_from(self: &Arc<Self>, from: HostId, tag: TransferTag, outcome: ReceiveResult) {
+        if self.first_tags.read().get(&from).is_none_or(|&first| tag >= first) {
+            self.arrive(tag, outcome);
+        }
     }
 
     /// Delivers a message to the inbox, and relays it where that was requested.

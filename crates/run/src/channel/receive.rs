@@ -93,7 +93,7 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             FrameKind::Ping => socket.write_all(&header.encode())?,
             FrameKind::Failure => {
                 let text = read_text(&mut socket, &header)?;
-                inner.arrive(header.tag, Err(Status::parse(&text)));
+                inner.arrive_from(header.from, header.tag, Err(Status::parse(&text)));
             }
             FrameKind::Loss => {
                 let text = read_text(&mut socket, &header)?;
@@ -136,7 +136,8 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
         let known = match partial.entry(header.tag) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
-                unknown.insert(Partial::new(Arc::new(inner.pool.take(total)?), header.total))
+                let block = Arc::new(inner.pool.take(total)?);
+                unknown.insert(Partial::new(header.from, block, header.total))
             }
         };
         known.claim(header)?;
@@ -152,14 +153,14 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
     if entry.missing == 0 {
         partial.remove(&header.tag);
         drop(partial);
-        inner.arrive(header.tag, Ok(Payload::of_block(block, total)));
+        inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
     }
     Ok(())
 }
 
 impl Partial {
-    fn new(block: Arc<SharedBlock>, total: u64) -> Self {
-        Self { block, total, missing: total, claimed: BTreeMap::new() }
+    fn new(from: HostId, block: Arc<SharedBlock>, total: u64) -> Self {
+        Self { from, block, total, missing: total, claimed: BTreeMap::new() }
     }
 
     /// Claims the range of a stripe that is about to be read into the block.
@@ -192,6 +193,7 @@ fn receive_segment(inner: &Arc<Inner>, file: Option<OwnedFd>, header: &Header) -
         io::Error::new(io::ErrorKind::InvalidData, "unknown or too small a segment is named")
     })?;
     inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
-    inner.arrive(header.tag, Ok(Payload::of_segment(segment, header.length as usize)));
+    let payload = Payload::of_segment(segment, header.length as usize);
+    inner.arrive_from(header.from, header.tag, Ok(payload));
     Ok(())
 }

@@ -116,6 +116,10 @@ fn failures_and_losses_reach_the_waiting() {
     assert_eq!(two.send(HostId(1), Channel::INSIDE, TransferTag(5), b"").unwrap_err(), error);
     two.add_peer(HostId(1), one.address());
     assert!(!two.begins_at(HostId(1), TransferTag(2)), "that process was lost");
+    one.send(HostId(2), Channel::INSIDE, TransferTag(2), b"late").unwrap();
+    one.send(HostId(2), Channel::INSIDE, TransferTag(9), b"later").unwrap();
+    assert_eq!(two.take(TransferTag(9), WHILE).unwrap().as_ref(), b"later");
+    assert!(!two.is_settled(TransferTag(2)), "what a lost process has sent is dropped");
     assert!(two.begins_at(HostId(1), TransferTag(8)));
     two.expect(TransferTag(7), HostId(1));
     assert_eq!(two.take(TransferTag(7), WHILE).unwrap_err(), error, "its process is another");

@@ -48,6 +48,8 @@ pub(super) struct System {
     pub counts: FaultCounts,
     /// Until when the controller's machine is frozen.
     pub frozen_until: Nanos,
+    /// Whether nothing goes wrong any more.
+    pub is_ending: bool,
     /// Islands whose restart is scheduled.
     pub restarting: BTreeSet<usize>,
     queue: EventQueue<SimEvent>,
@@ -74,6 +76,7 @@ impl System {
             troubles: Troubles::default(),
             counts: FaultCounts::default(),
             frozen_until: Nanos(0),
+            is_ending: false,
             restarting: BTreeSet::new(),
             queue: EventQueue::new(),
             gangs: BTreeMap::new(),
@@ -100,6 +103,7 @@ impl System {
         self.add_users();
         self.schedule_faults();
         self.until(Self::is_over, "requests are not answered, or islands do not come back");
+        self.is_ending = true;
         for user in 0..self.users.len() {
             if self.users[user].is_here {
                 let sent = self.users[user].read_all(self.now);
@@ -359,7 +363,9 @@ impl System {
         let SimEvent::Message { tag, content, .. } = event else { return };
         let mut out = Vec::new();
         let running = self.machines[to.0 as usize].process.as_mut().expect("reachable");
-        running.arrive(tag, content, &mut out);
+        if !running.store.is_late(tag, from) {
+            running.arrive(tag, content, &mut out);
+        }
         self.act(to, to_process, out);
         self.turn_of_host(to, to_process);
     }

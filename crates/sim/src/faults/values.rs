@@ -157,6 +157,11 @@ impl Store {
         }
     }
 
+    /// Whether the process that a message is from was lost: its receiver has an error.
+    pub fn is_late(&self, tag: TransferTag, from: HostId) -> bool {
+        self.lost.get(&from).is_some_and(|(_, first, _)| tag < *first)
+    }
+
     /// Whether a host is lost.
     pub fn is_lost(&self, host: HostId) -> bool {
         self.lost.get(&host).is_some_and(|(_, _, is_back)| !is_back)

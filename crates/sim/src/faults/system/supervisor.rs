@@ -38,6 +38,11 @@ impl System {
         if self.now < self.frozen_until {
             return self.at(self.frozen_until, SimEvent::Fault(fault));
         }
+        let is_of_supervisor =
+            matches!(fault, Fault::End(..) | Fault::Restart(_) | Fault::Start(_));
+        if self.is_ending && !is_of_supervisor {
+            return;
+        }
         self.note(|| format!("{fault:?}"));
         match fault {
             Fault::Kill(host) => {
