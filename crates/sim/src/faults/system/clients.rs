@@ -6,7 +6,7 @@ use control::{Event, Reply, RequestId, Share, SliceRequest};
 use super::{ISLANDS, System};
 use crate::faults::checks::WAIT_LIMIT;
 use crate::faults::event::SimEvent;
-use crate::faults::user::{Place, Sent, User};
+use crate::faults::user::{Asked, Place, Sent, User};
 
 impl System {
     pub(super) fn add_users(&mut self) {
@@ -128,7 +128,7 @@ impl System {
         }
         let judged = match &result {
             Ok(reply) => self.users[number].take(&asked, reply),
-            Err(error) if self.troubles.explain_error(&asked.lineage) => {
+            Err(error) if self.explains(number, &asked, error) => {
                 self.counts.errors += 1;
                 let error = error.to_string();
                 self.note(|| {
@@ -144,5 +144,12 @@ impl System {
         if let Err(wrong) = judged {
             self.violate(format!("client {client}, {} ({id}): {wrong}", asked.what));
         }
+    }
+
+    /// Whether a loss explains an error, or two slices of a client that have moved to one place.
+    fn explains(&self, user: usize, asked: &Asked, error: &Status) -> bool {
+        let is_on_slices = self.users[user].places.iter().any(|place| place.islands.len() > 1);
+        self.troubles.explain_error(&asked.lineage)
+            || is_on_slices && error.message.contains("are one physical device, of two slices")
     }
 }
