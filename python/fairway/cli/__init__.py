@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +18,6 @@ from fairway import __version__
 from fairway.analysis.topologies import describe
 from fairway.capture import summary
 from fairway.cli.consoles import (
-    PICTURES,
     check_output,
     fail,
     note,
@@ -28,24 +28,33 @@ from fairway.cli.consoles import (
 )
 from fairway.cli.doctor import check_machine
 from fairway.cli.explaining import explain_step
-from fairway.cli.islands import described, read_settings, started
+from fairway.cli.islands import (
+    Config,
+    IslandOptions,
+    Islands,
+    Plan,
+    Timeline,
+    described,
+    read_settings,
+    started,
+)
 from fairway.cli.jobs import share_fabric
+from fairway.cli.options import Json, grouped
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.predicting import predict_step, record_step
 from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
+from fairway.cli.simulating import simulate_workload
 from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.interrupts import Interrupts, run_aside
-from fairway.placement import STEPS
 from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
-from fairway.settings import DEFAULT_ISLANDS, IslandSettings
-from fairway.studies.workloads import WORKLOADS
+from fairway.settings import IslandSettings
 
 __all__ = ["app", "main"]
 
@@ -100,7 +109,6 @@ def options(
 
 
 INTERRUPTED = 128 + signal.SIGINT
-RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
 OUT_OPTIONS = ("-o", "--out", "--output")
 CAPTURE_OPTIONS = {
     **dict.fromkeys(OUT_OPTIONS, "out"),
@@ -108,39 +116,33 @@ CAPTURE_OPTIONS = {
     "--config": "config",
 }
 
-Islands = Annotated[
-    str | None,
-    typer.Option(
-        help="Islands x hosts per island x devices per host, such as 2x2x2. "
-        f"[default: {DEFAULT_ISLANDS}]",
-        show_default=False,
-    ),
-]
-Config = Annotated[
-    Path | None, typer.Option(help="TOML file with settings; see docs/reference/settings.md.")
-]
-Timeline = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write a Chrome/Perfetto timeline of computations and transfers (.json), and print a "
-        "summary."
-    ),
-]
-Plan = Annotated[
-    str | None,
-    typer.Option(
-        help="auto: schedule a program's cross-island collectives jointly (algorithm, channels and "
-        "order), from measured runs. [default: off]",
-        show_default=False,
-    ),
-]
-
 Cluster = Annotated[
     str | None,
     typer.Option(
         help="Name of a cluster that `fairway up` started. [default: the only one that is up]",
         show_default=False,
     ),
+]
+
+
+@dataclass(frozen=True)
+class ShareOptions:
+    """A client's share of the devices."""
+
+    weight: Annotated[
+        int, typer.Option(min=1, help="Relative share of device time within its priority.")
+    ] = 1
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="Scheduling priority; higher first.")
+    ] = 0
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables that state it to the client."""
+        return {"FAIRWAY_WEIGHT": str(self.weight), "FAIRWAY_PRIORITY": str(self.priority)}
+
+
+RUN_OPTIONS = [
+    f"--{field.name}" for group in (IslandOptions, ShareOptions) for field in fields(group)
 ]
 
 
@@ -188,19 +190,12 @@ def up(
         "allow_interspersed_args": False,  # arguments after the script belong to the script
     }
 )
+@grouped
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
-    islands: Islands = None,
-    config: Config = None,
-    timeline: Timeline = None,
-    plan: Plan = None,
-    weight: Annotated[
-        int, typer.Option(min=1, help="Relative share of device time within its priority.")
-    ] = 1,
-    priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="Scheduling priority; higher first.")
-    ] = 0,
+    islands: IslandOptions,
+    share: ShareOptions,
     cluster: Cluster = None,
     new: Annotated[
         bool, typer.Option("--new", help="Bring up islands of its own, whatever is up.")
@@ -211,11 +206,9 @@ def run(
     Options of Fairway go before the script; all arguments after it are the script's.
     """
     interrupts = Interrupts()
-    share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
     check_script(script, context)
     _point_out(context.args, RUN_OPTIONS)
-    shaping = {"--islands": islands, "--config": config, "--timeline": timeline, "--plan": plan}
-    given = [option for option, value in shaping.items() if value is not None]
+    given = islands.given()
     if cluster is not None and (new or given):
         raise ConfigError(
             f"--cluster joins what is up, and {given[0] if given else '--new'} starts islands; "
@@ -226,13 +219,13 @@ def run(
     if joined is not None:
         where = joined["cluster"] or joined["target"]
         note(f"Joining cluster {where}; --new starts islands of its own")
-        environment = client_environment(joined["target"]) | share
+        environment = client_environment(joined["target"]) | share.environment()
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
-    settings = read_settings(islands, config, None, timeline, plan).serving(script)
-    with started(settings, interrupts) as islands_run:
+    with started(islands.settings().serving(script), interrupts) as islands_run:
         interrupts.check()
-        code = run_script(script, context.args, islands_run.environment | share, interrupts)
+        environment = islands_run.environment | share.environment()
+        code = run_script(script, context.args, environment, interrupts)
         for line in planned(islands_run.overview()):
             terminal.print(line)
     raise SystemExit(code)
@@ -293,7 +286,7 @@ def status(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show islands, hosts, clients, memory and queues of running clusters; fail if none is up."""
     runs = live_runs()
@@ -363,7 +356,7 @@ def show_route(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the links and cycles of all vectors.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Schedule transfers on the links of a fabric: a start cycle for each vector on each link."""
     asked = [Transfer.parse(text) for text in transfers]
@@ -384,7 +377,7 @@ def show_fabric(
         str,
         typer.Argument(help="Such as dragonfly:264, torus:8x8, fattree:8, cluster:4x8, or a file."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Describe a fabric: chips, links, hops, bandwidth."""
     found = run_aside(lambda: describe(fabric))
@@ -397,75 +390,7 @@ def show_fabric(
     results().print(table)
 
 
-@app.command("simulate")
-def simulate_workload(
-    fabric: Annotated[
-        str,
-        typer.Option(
-            help="A name such as dragonfly:264 or torus:8x8, or a file; or elect-cluster:1024, "
-            "sip-ring:1024 and the like for steps of training, as `fairway place` takes them."
-        ),
-    ],
-    workload: Annotated[
-        str,
-        typer.Option(
-            help=f"One of: {'; '.join(WORKLOADS.values())}; or a step of training: "
-            f"{'; '.join(STEPS)}.",
-            show_default=False,
-        ),
-    ],
-    errors: Annotated[float, typer.Option(help="Bit-error probability per vector and link.")] = 0.0,
-    seed: Annotated[
-        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
-    ] = 0,
-    threads: Annotated[
-        int, typer.Option(help="Worker threads; 0: one per core.", min=0, max=256)
-    ] = 0,
-    timeline: Annotated[
-        Path | None, typer.Option(help="Write a Perfetto timeline of links or devices (.json).")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Plot utilisation of links or devices: .png, .svg, .pdf."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Simulate a workload on a modelled (hypothetical) fabric: plan, verify, run with data."""
-    # Imported here: numpy starts threads, which would take the signals that `up` and `run` wait
-    # for.
-    from fairway.simulation import UNPLANNED, simulate
-
-    if workload.partition(":")[0] in UNPLANNED and (timeline or plot):
-        raise ConfigError(f"{workload} has no schedule to show")
-    check_output(timeline, (".json",))
-    check_output(plot, PICTURES)
-    with working(f"{workload} on {fabric}") as work:
-
-        def show(part: float) -> None:
-            text = f"checking the results of {workload} on {fabric}" if part >= 1 else None
-            work.update(part, 1.0, text)
-
-        found = run_aside(
-            lambda: simulate(
-                fabric,
-                workload,
-                errors=errors,
-                seed=seed,
-                threads=threads,
-                progress=show,
-            )
-        )
-    if timeline is not None:
-        found.write_timeline(timeline)
-    if plot is not None:
-        found.draw(plot)
-    if as_json:
-        print(json.dumps({"fabric": fabric, "workload": workload, **found.figures}))
-        return
-    results().print(found.table())
-    for path in (timeline, plot):
-        if path is not None:
-            note(f"wrote {path}")
+app.command("simulate")(simulate_workload)
 
 
 def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:

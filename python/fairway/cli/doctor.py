@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from fairway import __version__
 from fairway.cli.consoles import results, working
+from fairway.cli.options import Json
 from fairway.doctor import Finding, Level, examine, report
 from fairway.interrupts import run_aside
 
@@ -17,7 +16,7 @@ __all__ = ["check_machine"]
 
 
 def check_machine(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check this machine and installation, and say what to do about each problem.
 

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fairway.cli.consoles import check_folder, note, results, working
+from fairway.cli.options import Json, Seed, grouped
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 
 __all__ = ["explain_step"]
 
 
+@dataclass(frozen=True)
+class DeviceChannels:
+    """The channels that a step's transfers are planned for."""
+
+    rates: Annotated[
+        str,
+        typer.Option(
+            "--channels", help="Rates of the channels of each device, separated by commas."
+        ),
+    ] = "100Gbit/s"
+    latency: Annotated[str, typer.Option(help="Latency per round, such as 5us.")] = "5us"
+
+
+@grouped
 def explain_step(
     what: Annotated[
         Path,
@@ -32,18 +48,14 @@ def explain_step(
             show_default=False,
         ),
     ] = None,
-    channels: Annotated[
-        str, typer.Option(help="Rates of the channels of each device, separated by commas.")
-    ] = "100Gbit/s",
-    latency: Annotated[str, typer.Option(help="Latency per round, such as 5us.")] = "5us",
+    *,
+    channels: DeviceChannels,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder to write each rung to, as a file of its own."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
 ) -> None:
     """Print every rung of a step: program, step graph, placement, plan, schedule, report."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
@@ -58,7 +70,7 @@ def explain_step(
             "folder of Chakra traces"
         )
     check_folder(out)
-    costs = files.channels(channels, latency)
+    costs = files.channels(channels.rates, channels.latency)
     options = Options(None if fabric is None else read_topology(fabric), costs, seed=seed)
     with working(f"explaining {what}"):
         found = run_aside(lambda: climb(what, options))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from fairway.cli.consoles import check_output, counted, note, terminal, working
 from fairway.daemon import Run
@@ -14,6 +17,51 @@ from fairway.doctor import HOST_BYTES
 from fairway.errors import ConfigError
 from fairway.interrupts import Interrupts
 from fairway.settings import DEFAULT_ISLANDS, Settings
+
+Islands = Annotated[
+    str | None,
+    typer.Option(
+        help="Islands x hosts per island x devices per host, such as 2x2x2. "
+        f"[default: {DEFAULT_ISLANDS}]",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; see docs/reference/settings.md.")
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a Chrome/Perfetto timeline of computations and transfers (.json), and print a "
+        "summary."
+    ),
+]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: schedule a program's cross-island collectives jointly (algorithm, channels and "
+        "order), from measured runs. [default: off]",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class IslandOptions:
+    """Options of a command that starts islands."""
+
+    islands: Islands = None
+    config: Config = None
+    timeline: Timeline = None
+    plan: Plan = None
+
+    def given(self) -> list[str]:
+        """Returns the names of the options that are given."""
+        return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) is not None]
+
+    def settings(self) -> Settings:
+        """Returns the settings of the islands, as :func:`read_settings` does."""
+        return read_settings(self.islands, self.config, None, self.timeline, self.plan)
 
 
 def read_settings(

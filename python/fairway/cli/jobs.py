@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from fairway.cli.consoles import PICTURES, check_output, note, results, working
+from fairway.cli.options import Json, Seed, grouped
 from fairway.interrupts import run_aside
 from fairway.settings import parse_duration
 
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["share_fabric"]
 
 
+@dataclasses.dataclass(frozen=True)
+class RandomJobs:
+    """Jobs that are drawn at random, where no file lists them."""
+
+    count: Annotated[int, typer.Option(help="Number of random jobs.", min=1, max=100_000)] = 1000
+    load: Annotated[
+        float,
+        typer.Option(
+            help="Offered load of random jobs, as a fraction of all devices.", min=0.01, max=10.0
+        ),
+    ] = 0.9
+    seed: Seed = 0
+
+
+@grouped
 def share_fabric(
     file: Annotated[
         Path | None,
@@ -34,23 +50,15 @@ def share_fabric(
         str,
         typer.Option(help="As for `fairway place`; on sip-ring a job needs neighbouring devices."),
     ] = "sip-ring:256",
-    count: Annotated[int, typer.Option(help="Number of random jobs.", min=1, max=100_000)] = 1000,
-    load: Annotated[
-        float,
-        typer.Option(
-            help="Offered load of random jobs, as a fraction of all devices.", min=0.01, max=10.0
-        ),
-    ] = 0.9,
-    seed: Annotated[
-        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
-    ] = 0,
+    *,
+    drawn: RandomJobs,
     delay: Annotated[
         str, typer.Option(help="Time in which a switch gives devices other places on a ring.")
     ] = "30ms",
     plot: Annotated[
         Path | None, typer.Option(help="Plot which job had which devices: .png, .svg, .pdf.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Simulate a queue of jobs that share a fabric: waiting times, utilisation, makespan."""
     from fairway.analysis.topologies import read_topology
@@ -63,7 +71,11 @@ def share_fabric(
 
     def simulate() -> list[Sharing]:
         step_s = step_times(fabric, lambda kind: work.update(text=kind))
-        jobs = random_jobs(count, devices, load, seed, step_s) if read is None else read
+        jobs = (
+            random_jobs(drawn.count, devices, drawn.load, drawn.seed, step_s)
+            if read is None
+            else read
+        )
         work.update(text=f"sharing {fabric} among {len(jobs):,} jobs")
         return list(share(fabric, jobs, step_s, delay_ns))
 
@@ -71,7 +83,7 @@ def share_fabric(
         found = run_aside(simulate)
     title = f"{len(found[0].times_s):,} jobs on {fabric}, simulated"
     if plot is not None:
-        draw(plot, f"{title}{'' if read else f', offered load {load:g}'}", devices, found)
+        draw(plot, f"{title}{'' if read else f', offered load {drawn.load:g}'}", devices, found)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found]))
         return

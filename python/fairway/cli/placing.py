@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fairway.cli.consoles import check_folder, note, results, working
+from fairway.cli.options import Json, Seed, grouped
 from fairway.errors import ConfigError, PlacementError
 from fairway.interrupts import run_aside
 from fairway.placement import PATIENCE
 from fairway.settings import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from fairway._native import Interconnect
+    from fairway.placement.graphs import OpGraph
+    from fairway.placement.search import Limits, PlacementStrategy
 
 __all__ = ["place_model"]
 
@@ -27,6 +33,80 @@ SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabular
 """Default sizes of a transformer."""
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is trained, and what it was measured on."""
+
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="File with a line for each batch: samples of a step, and steps."),
+    ] = None
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, instead of a curve.", min=1)
+    ] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="What PyTorch's profiler exported of the run of the execution trace."),
+    ] = None
+    samples: Annotated[
+        int, typer.Option(help="Samples of the run of the execution trace.", min=1)
+    ] = 1
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="v100, a100 or h100: the device of a model (default v100), or of a captured "
+            "program (default: the times that were measured).",
+            show_default=False,
+        ),
+    ] = None
+
+    def batches(self, known: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns batches and steps: those given, or else those ``known`` of the model.
+
+        Raises:
+            ConfigError: both a curve and a batch are given.
+            PlacementError: the curve cannot be read.
+        """
+        if self.curve is not None and self.batch is not None:
+            raise ConfigError("both --curve and --batch were given; expected one of them")
+        if self.curve is not None:
+            return _read_curve(self.curve)
+        return known if self.batch is None else [(self.batch, 1)]
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Memory of the devices, and bounds of the search."""
+
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of a device; default that of --device, or 32GiB.")
+    ] = None
+    quantum: Annotated[str, typer.Option(help="Target compute time per shard.")] = "10us"
+    spread_max: Annotated[
+        int | None,
+        typer.Option(
+            help="Most devices of a copy. Default: larger copies are tried until "
+            f"{PATIENCE} doublings in a row gain nothing.",
+            min=1,
+            max=1 << 16,
+            show_default=False,
+        ),
+    ] = None
+    evaluations: Annotated[
+        int, typer.Option(help="Evaluation budget per configuration.", min=0, max=10**9)
+    ] = 200
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How configurations are printed."""
+
+    rows: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 10
+    as_json: Json = False
+
+
+@grouped
 def place_model(
     what: Annotated[
         str,
@@ -46,126 +126,104 @@ def place_model(
             "sip-ocs:1024; options follow behind commas, such as ,wavelengths=320."
         ),
     ] = "elect-cluster:64",
-    curve: Annotated[
-        Path | None,
-        typer.Option(help="File with a line for each batch: samples of a step, and steps."),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a step, instead of a curve.", min=1)
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="What PyTorch's profiler exported of the run of the execution trace."),
-    ] = None,
-    samples: Annotated[
-        int, typer.Option(help="Samples of the run of the execution trace.", min=1)
-    ] = 1,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="v100, a100 or h100: the device of a model (default v100), or of a captured "
-            "program (default: the times that were measured).",
-            show_default=False,
-        ),
-    ] = None,
+    *,
+    model: ModelOptions,
     chakra: Annotated[
         Path | None,
         typer.Option(
             help="Folder for the best configuration's step as Chakra traces, one for each rank."
         ),
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of a device; default that of --device, or 32GiB.")
-    ] = None,
-    quantum: Annotated[str, typer.Option(help="Target compute time per shard.")] = "10us",
-    spread_max: Annotated[
-        int | None,
-        typer.Option(
-            help="Most devices of a copy. Default: larger copies are tried until "
-            f"{PATIENCE} doublings in a row gain nothing.",
-            min=1,
-            max=1 << 16,
-            show_default=False,
-        ),
-    ] = None,
-    evaluations: Annotated[
-        int, typer.Option(help="Evaluation budget per configuration.", min=0, max=10**9)
-    ] = 200,
-    seed: Annotated[
-        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
-    ] = 0,
-    rows: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    options: PlacementOptions,
+    table: TableOptions,
 ) -> None:
     """Place a model on a fabric, and predict how long training takes, by simulation."""
     if what.partition(":")[0] == "gpt":
-        given = {"curve": curve, "profile": profile, "device": device, "chakra": chakra}
-        for name, value in {**given, "memory": memory}.items():
+        given = {"curve": model.curve, "profile": model.profile, "device": model.device}
+        for name, value in {**given, "chakra": chakra, "memory": options.memory}.items():
             if value is not None:
                 raise ConfigError(f"--{name} does not apply to {what}; leave it out")
-        _place_cuts(what, fabric, batch or 512, rows, as_json)
+        _place_cuts(what, fabric, model.batch or 512, table)
         return
-    from fairway.analysis.topologies import read_topology
-    from fairway.placement.chakra import write_step
-    from fairway.placement.models import V100
-    from fairway.placement.search import Limits, carry_out, spread
-
-    interconnect = read_topology(fabric).interconnect
-    chosen = _device(device)
-    graph, known = _read(what, profile, samples, chosen)
-    if curve is not None and batch is not None:
-        raise ConfigError("both --curve and --batch were given; expected one of them")
-    if batch is not None:
-        known = [(batch, 1)]
-    if curve is not None:
-        known = _read_curve(curve)
-    memory_bytes = chosen.memory_bytes if chosen else V100.memory_bytes
-    if memory is not None:
-        memory_bytes = parse_size("the memory", memory)
-    quantum_ns = parse_duration("the quantum", quantum)
+    search = _search(what, fabric, model, options)
     check_folder(chakra)
-    stopped = ""
+    stopped: list[str] = []
     with working(f"placing {what} on {fabric}") as work:
-
-        def stop(reason: str) -> None:
-            nonlocal stopped
-            stopped = reason
-
-        ways = run_aside(
-            lambda: spread(
-                graph,
-                interconnect,
-                known,
-                memory_bytes,
-                quantum_ns=quantum_ns,
-                spread_max=spread_max,
-                limits=Limits(evaluations, seed),
-                progress=lambda done, of: work.update(done, of),
-                stopped=stop,
-            )
-        )
+        ways = run_aside(lambda: search.spread(work.update, stopped.append))
     if chakra is not None:
-        best = ways[0]
-        step = run_aside(
-            lambda: carry_out(
-                graph,
-                interconnect,
-                best.batch,
-                best.copies,
-                memory_bytes,
-                quantum_ns=quantum_ns,
-                limits=Limits(evaluations, seed),
-                width=best.width,
-                whole=True,
-            )
+        run_aside(lambda: search.write_step(ways[0], chakra))
+    _show(ways, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
+    for reason in stopped:
+        note(reason)
+    if chakra is not None:
+        note(f"wrote traces of {search.interconnect.devices} ranks to {chakra}")
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A model, the devices that it is placed on, and the bounds of the search."""
+
+    graph: OpGraph
+    interconnect: Interconnect
+    curve: list[tuple[int, int]]
+    memory_bytes: int
+    quantum_ns: int
+    spread_max: int | None
+    limits: Limits
+
+    def spread(
+        self, progress: Callable[[int, int], object], stopped: Callable[[str], object]
+    ) -> list[PlacementStrategy]:
+        """Returns all configurations that fit in memory, the fastest first."""
+        from fairway.placement.search import spread
+
+        return spread(
+            self.graph,
+            self.interconnect,
+            self.curve,
+            self.memory_bytes,
+            quantum_ns=self.quantum_ns,
+            spread_max=self.spread_max,
+            limits=self.limits,
+            progress=progress,
+            stopped=stopped,
+        )
+
+    def write_step(self, best: PlacementStrategy, folder: Path) -> None:
+        """Writes the step of a configuration as Chakra traces."""
+        from fairway.placement.chakra import write_step
+        from fairway.placement.search import carry_out
+
+        step = carry_out(
+            self.graph,
+            self.interconnect,
+            best.batch,
+            best.copies,
+            self.memory_bytes,
+            quantum_ns=self.quantum_ns,
+            limits=self.limits,
+            width=best.width,
+            whole=True,
         )
         assert step.graph is not None
-        write_step(chakra, step.graph)
-    _show(ways, rows, as_json, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
-    if stopped:
-        note(stopped)
-    if chakra is not None:
-        note(f"wrote traces of {interconnect.devices} ranks to {chakra}")
+        write_step(folder, step.graph)
+
+
+def _search(what: str, fabric: str, model: ModelOptions, options: PlacementOptions) -> _Search:
+    from fairway.analysis.topologies import read_topology
+    from fairway.placement.models import V100
+    from fairway.placement.search import Limits
+
+    interconnect = read_topology(fabric).interconnect
+    device = _device(model.device)
+    graph, known = _read(what, model.profile, model.samples, device)
+    curve = model.batches(known)
+    memory_bytes = (device or V100).memory_bytes
+    if options.memory is not None:
+        memory_bytes = parse_size("the memory", options.memory)
+    quantum_ns = parse_duration("the quantum", options.quantum)
+    limits = Limits(options.evaluations, options.seed)
+    return _Search(graph, interconnect, curve, memory_bytes, quantum_ns, options.spread_max, limits)
 
 
 def _device(name: str | None) -> Any:
@@ -227,7 +285,7 @@ def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
     return sizes
 
 
-def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) -> None:
+def _place_cuts(what: str, fabric: str, batch: int, table: TableOptions) -> None:
     from fairway._native import Links
     from fairway.analysis.topologies import read_topology
     from fairway.placement.cuts import best_cuts, least_s
@@ -241,17 +299,17 @@ def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) ->
         ways = run_aside(lambda: best_cuts(model, machine, joined.devices, batch))
     least = least_s(model, machine, joined.devices, batch)
     title = f"{what} on {fabric}, {batch} samples a step; lower bound {_duration(least)}"
-    _show(ways, rows, as_json, lambda shown: _table_of_cuts(title, shown))
+    _show(ways, table, lambda shown: _table_of_cuts(title, shown))
 
 
-def _show(ways: list[Any], rows: int, as_json: bool, table: Callable[[list[Any]], Table]) -> None:
-    """Prints all configurations as JSON, or the first ``rows`` of them as a table."""
-    if as_json:
-        print(json.dumps([dataclasses.asdict(way) for way in ways]))
+def _show(ways: list[Any], options: TableOptions, table: Callable[[list[Any]], Table]) -> None:
+    """Prints all configurations as JSON, or the first of them as a table."""
+    if options.as_json:
+        print(json.dumps([asdict(way) for way in ways]))
         return
-    results().print(table(ways[:rows]))
-    if len(ways) > rows:
-        note(f"{len(ways)} configurations fit in memory; the first {rows} are shown")
+    results().print(table(ways[: options.rows]))
+    if len(ways) > options.rows:
+        note(f"{len(ways)} configurations fit in memory; the first {options.rows} are shown")
 
 
 CUT_COLUMNS = (

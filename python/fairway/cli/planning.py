@@ -19,6 +19,7 @@ from fairway.cli.consoles import (
     results,
     working,
 )
+from fairway.cli.options import Json, Seed, grouped
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 from fairway.settings import DEFAULT_ISLANDS
@@ -26,6 +27,79 @@ from fairway.settings import DEFAULT_ISLANDS
 __all__ = ["calibrate", "plan_step"]
 
 
+@dataclasses.dataclass(frozen=True)
+class RankChannels:
+    """The channels of each rank: their rates and latency, or costs that were measured."""
+
+    rates: Annotated[
+        str,
+        typer.Option("--channels", help="Rates of the channels of each rank, separated by commas."),
+    ] = "200Mbit/s,100Mbit/s"
+    latency: Annotated[str, typer.Option(help="Latency per round, such as 50us.")] = "50us"
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Measured channel costs (from `calibrate`), instead of the two above."),
+    ] = None
+
+    def read(self) -> list[Any]:
+        """Returns the cost of each channel.
+
+        Raises:
+            ConfigError: an option or the file cannot be read.
+        """
+        from fairway.communication import files
+
+        if self.costs is None:
+            return files.channels(self.rates, self.latency)
+        return files.read_costs(self.costs)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOutput:
+    """The plan that is explained and written, and where to."""
+
+    system: Annotated[str, typer.Option(help="System whose plan is explained and written.")] = (
+        "joint+striping"
+    )
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Show timelines before and after, the critical path, and stalls."
+        ),
+    ] = False
+    plot: Annotated[Path | None, typer.Option(help="Plot the timelines: .png, .svg, .pdf.")] = None
+    picture: Annotated[Path | None, typer.Option(hidden=True)] = None
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the plan, for ranks to execute.")
+    ] = None
+    msccl: Annotated[
+        Path | None, typer.Option(help="Folder for each collective of the plan as MSCCL's XML.")
+    ] = None
+
+    def checked(self) -> PlanOutput:
+        """Returns these options with ``plot`` for its old name; checks that files can be written.
+
+        Raises:
+            ConfigError: a file cannot be written.
+        """
+        plot = renamed(self.plot, self.picture, "--plot", "--picture")
+        check_output(plot, PICTURES)
+        check_output(self.out, ())
+        check_folder(self.msccl)
+        return dataclasses.replace(self, plot=plot, picture=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanBudget:
+    """Budget of the search for a plan."""
+
+    evaluations: Annotated[
+        int, typer.Option(help="Evaluation budget per search chain.", min=1, max=10**9)
+    ] = 20_000
+    seed: Seed = 0
+
+
+@grouped
 def plan_step(
     what: Annotated[
         str,
@@ -35,61 +109,28 @@ def plan_step(
             show_default=False,
         ),
     ],
-    channels: Annotated[
-        str, typer.Option(help="Rates of the channels of each rank, separated by commas.")
-    ] = "200Mbit/s,100Mbit/s",
-    latency: Annotated[str, typer.Option(help="Latency per round, such as 50us.")] = "50us",
-    costs: Annotated[
-        Path | None,
-        typer.Option(help="Measured channel costs (from `calibrate`), instead of the two above."),
-    ] = None,
+    channels: RankChannels,
     ranks: Annotated[
         int, typer.Option(help="Number of ranks (dlrm and traces).", min=1, max=1024)
     ] = 4,
-    system: Annotated[
-        str, typer.Option(help="System whose plan is explained and written.")
-    ] = "joint+striping",
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Show timelines before and after, the critical path, and stalls."
-        ),
-    ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Plot the timelines: .png, .svg, .pdf.")] = None,
-    picture: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the plan, for ranks to execute.")
-    ] = None,
-    msccl: Annotated[
-        Path | None, typer.Option(help="Folder for each collective of the plan as MSCCL's XML.")
-    ] = None,
-    evaluations: Annotated[
-        int, typer.Option(help="Evaluation budget per search chain.", min=1, max=10**9)
-    ] = 20_000,
-    seed: Annotated[
-        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    output: PlanOutput,
+    budget: PlanBudget,
+    as_json: Json = False,
 ) -> None:
     """Plan the communication of a training step, and explain what the plan gains."""
     # Imported here: numpy starts threads, which would take the signals that `up` and `run` wait
     # for.
-    from fairway.communication import files
     from fairway.placement.reading import is_graph
 
-    given = files.channels(channels, latency) if costs is None else files.read_costs(costs)
-    plot = renamed(plot, picture, "--plot", "--picture")
-    check_output(plot, PICTURES)
-    check_output(out, ())
-    check_folder(msccl)
-    if is_graph(Path(what)):
-        if explain or plot or out or msccl:
-            raise ConfigError("task graphs are planned as a whole; their plans are not explained")
-        return _plan_graph(what, given, seed, as_json)
-    _plan_step(
-        what, given, (ranks, evaluations, seed), (system, explain, plot, out, msccl), as_json
-    )
-    return None
+    costs = channels.read()
+    output = output.checked()
+    if not is_graph(Path(what)):
+        _plan_step(what, ranks, costs, budget, output, as_json)
+    elif output.explain or output.plot or output.out or output.msccl:
+        raise ConfigError("task graphs are planned as a whole; their plans are not explained")
+    else:
+        _plan_graph(what, costs, budget.seed, as_json)
 
 
 def _working(text: str, act: Callable[[], Any]) -> Any:
@@ -119,46 +160,50 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
 
 def _plan_step(
     what: str,
+    ranks: int,
     costs: list[Any],
-    limits: tuple[int, int, int],
-    shown: tuple[str, bool, Path | None, Path | None, Path | None],
+    budget: PlanBudget,
+    output: PlanOutput,
     as_json: bool,
 ) -> None:
     from fairway.communication import steps
     from fairway.communication.explanation import explain as explain_step
     from fairway.report import plans as report
 
-    ranks, evaluations, seed = limits
-    system, explain, plot, out, msccl = shown
+    system = output.system
     _check_system(system, steps.SYSTEMS)
     step = _read(what, ranks)
     if system.startswith("hand") and not step.hand:
         _check_system(system, [name for name in steps.SYSTEMS if not name.startswith("hand")])
     planned = _working(
         f"planning {len(step.operations)} collectives",
-        lambda: steps.plan(step, costs, evaluations=evaluations, seed=seed),
+        lambda: steps.plan(step, costs, evaluations=budget.evaluations, seed=budget.seed),
     )
     _check_system(system, planned)
-    algorithms = {} if msccl is None else _of_msccl(msccl, planned[system].script)
-    for file, text in algorithms.items():
-        file.write_text(text)
-    if out is not None:
-        out.write_text(planned[system].script.text)
+    _write_plan(planned[system].script, output)
     found = {name: explain_step(step, plan) for name, plan in planned.items()}
     both = {name: found[name] for name in ("fifo", system)}
-    if plot is not None:
-        report.draw(plot, both)
+    if output.plot is not None:
+        report.draw(output.plot, both)
     if as_json:
         print(json.dumps(_as_json(planned, found)))
         return
     console = results()
     console.print(report.systems_table(planned, {n: one.idle for n, one in found.items()}))
-    if explain:
+    if output.explain:
         for name, one in both.items():
             console.print(report.explained(name, one, planned[name].choices, console.width))
-    for path in (plot, out, msccl):
+    for path in (output.plot, output.out, output.msccl):
         if path is not None:
             note(f"wrote {path}")
+
+
+def _write_plan(script: Any, output: PlanOutput) -> None:
+    algorithms = {} if output.msccl is None else _of_msccl(output.msccl, script)
+    for file, text in algorithms.items():
+        file.write_text(text)
+    if output.out is not None:
+        output.out.write_text(script.text)
 
 
 def _check_system(system: str, known: Collection[str]) -> None:
@@ -227,7 +272,7 @@ def calibrate(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File for `fairway plan --costs`.")
     ] = Path("costs.json"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure channel latency and bandwidth, and how well they predict collectives."""
     from fairway.communication import calibration, files

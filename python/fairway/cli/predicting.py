@@ -13,6 +13,7 @@ from rich.table import Table
 from fairway.capture import write
 from fairway.cli.consoles import fail, results, working
 from fairway.cli.islands import read_settings, started
+from fairway.cli.options import Json
 from fairway.cli.scripts import check_script
 from fairway.interrupts import Interrupts, run_aside
 from fairway.script import run_script
@@ -75,7 +76,7 @@ def predict_step(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a JAX script on local islands, and predict its last step on any topology.
 

@@ -18,32 +18,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy, stablehlo
 
-from fairway.host.backend import dtype_of
-from fairway.host.messages import Tiles
-from fairway.host.programs import ELEMENT_TYPES
+from fairway.host.shard_maps import (
+    REDUCTIONS,
+    NotOnlyCollectivesError,
+    content_classes,
+    find_body,
+    find_meshes,
+    integer_attribute,
+    operand_elements,
+    read_groups,
+    read_rows,
+    reduction_of,
+    splat_value,
+)
 from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 
-__all__ = ["LoweredExchange", "NotOnlyCollectivesError"]
+__all__ = ["LoweredExchange"]
 
 Values = dict[int, Elements]
 """The part of one value on each local device position."""
-Mesh = dict[str, int]
-"""Sizes of a mesh's axes by name, major first."""
 Group = tuple[int, ...]
 """Device positions that communicate."""
 Hosts = tuple[int, ...]
-REDUCTIONS: dict[str, tuple[Callable[[Elements, Elements], Elements], str | None]] = {
-    "stablehlo.add": (np.add, "sum"),
-    "stablehlo.maximum": (np.maximum, "max"),
-    "stablehlo.minimum": (np.minimum, "min"),
-    "stablehlo.multiply": (np.multiply, "product"),
-    "stablehlo.and": (np.bitwise_and, None),
-    "stablehlo.or": (np.bitwise_or, None),
-}
-"""Local reduction, and the name of the team's reduction if it supports it."""
 COMBINED = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
@@ -56,10 +53,6 @@ SCALINGS: dict[str, Callable[[Elements, Any], Elements]] = {
 
 RESHAPINGS = ("stablehlo.broadcast_in_dim", "stablehlo.convert")
 """Operations on a constant that is an operand of a scaling."""
-
-
-class NotOnlyCollectivesError(Exception):
-    """A program contains more than collectives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +132,10 @@ class LoweredExchange:
 
     def _read(self, module: Any) -> None:
         owners = self._owners
-        self._meshes = _find_meshes(module)
-        body, self.parameters, outputs = _find_body(module, self._meshes, len(owners))
+        self._meshes = find_meshes(module)
+        body, self.parameters, outputs = find_body(module, self._meshes, len(owners))
         numbers = {argument: index for index, argument in enumerate(body.arguments)}
-        self._classes = [_classes(cut, len(owners)) for cut in self.parameters]
+        self._classes = [content_classes(cut, len(owners)) for cut in self.parameters]
         constants: dict[Any, Any] = {}
         results: list[int] = []
         for operation in body.operations:
@@ -150,7 +143,7 @@ class LoweredExchange:
             if name in ("sdy.return", "func.return"):
                 results = [numbers[operand] for operand in operation.operands]
             elif name == "stablehlo.constant":
-                constants[operation.results[0]] = _splat(operation)
+                constants[operation.results[0]] = splat_value(operation)
             elif name in RESHAPINGS and operation.operands[0] in constants:
                 constants[operation.results[0]] = constants[operation.operands[0]]
             else:
@@ -206,14 +199,7 @@ class LoweredExchange:
         self._classes.append(classes)
 
     def _groups(self, operation: Any) -> tuple[Group, ...]:
-        """Returns groups of positions, given explicitly or as axes of a mesh (jax 0.11.2)."""
-        given = operation.attributes["replica_groups"]
-        if not stablehlo.ReplicaGroupMeshAxesAttr.isinstance(given):
-            return _rows(given)
-        given = stablehlo.ReplicaGroupMeshAxesAttr(given)
-        mesh = _mesh(given.mesh, self._meshes)
-        axes = [_axis_name(stablehlo.AxisRefAttr(axis)) for axis in given.axes]
-        return _groups_along(mesh, axes, len(self._owners))
+        return read_groups(operation, self._meshes, len(self._owners))
 
     def _hosts(self, group: Group) -> Hosts:
         return tuple(dict.fromkeys(self._owners[position] for position in group))
@@ -243,9 +229,11 @@ class LoweredExchange:
 
     def _plan_reduce(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         scatters = "scatter_dimension" in operation.attributes
-        axes = (_integer(operation, "scatter_dimension"),) if scatters else ()
+        axes = (integer_attribute(operation, "scatter_dimension"),) if scatters else ()
         groups = self._groups(operation)
-        return self._reduce(operand, groups, axes, _reduction(operation), _elements(operation))
+        return self._reduce(
+            operand, groups, axes, reduction_of(operation), operand_elements(operation)
+        )
 
     def _reduce(
         self,
@@ -342,8 +330,8 @@ class LoweredExchange:
         )
 
     def _plan_gather(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
-        axis = _integer(operation, "all_gather_dim")
-        return self._gather(operand, self._groups(operation), axis, _elements(operation))
+        axis = integer_attribute(operation, "all_gather_dim")
+        return self._gather(operand, self._groups(operation), axis, operand_elements(operation))
 
     def _gather(
         self, operand: int, groups: tuple[Group, ...], axis: int, held: tuple[np.dtype[Any], int]
@@ -370,9 +358,9 @@ class LoweredExchange:
 
     def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         groups = self._groups(operation)
-        split = _integer(operation, "split_dimension")
-        axes = (split, _integer(operation, "concat_dimension"))
-        dtype, elements = _elements(operation)
+        split = integer_attribute(operation, "split_dimension")
+        axes = (split, integer_attribute(operation, "concat_dimension"))
+        dtype, elements = operand_elements(operation)
         carries = []
         for hosts, together in self._teams(groups).items():
             moved = [
@@ -389,8 +377,8 @@ class LoweredExchange:
         return step, classes
 
     def _plan_permute(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
-        pairs = _rows(operation.attributes["source_target_pairs"])
-        dtype, elements = _elements(operation)
+        pairs = read_rows(operation.attributes["source_target_pairs"])
+        dtype, elements = operand_elements(operation)
         crossing = [pair for pair in pairs if len(self._hosts(pair)) > 1]
         hosts = tuple(sorted({host for pair in crossing for host in self._hosts(pair)}))
         carries: tuple[Carry, ...] = ()
@@ -510,178 +498,3 @@ PLANNERS: dict[str, Callable[..., tuple[CollectiveStep, list[Any]]]] = {
     "stablehlo.all_to_all": LoweredExchange._plan_all_to_all,
     "stablehlo.collective_permute": LoweredExchange._plan_permute,
 }
-
-
-def _find_meshes(module: Any) -> dict[str, Mesh]:
-    """Returns the meshes that a program names."""
-    named = {
-        ir.StringAttr(operation.attributes["sym_name"]).value: operation.attributes["mesh"]
-        for operation in module.body.operations
-        if operation.operation.name == "sdy.mesh"
-    }
-    spelled = _frontend_attribute(module.operation, "xla.sdy.meshes")
-    named.update({one.name: one.attr for one in ir.DictAttr(spelled)} if spelled else {})
-    meshes = {}
-    for name, mesh in named.items():
-        mesh = sdy.MeshAttr(mesh)
-        if list(mesh.device_ids):
-            raise NotOnlyCollectivesError("its mesh permutes the devices")
-        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-        meshes[name] = {axis.name: axis.size for axis in axes}
-    return meshes
-
-
-def _frontend_attribute(operation: Any, name: str) -> Any:
-    """Returns an attribute that clients up to jaxlib 0.9 write as text, or None."""
-    if "mhlo.frontend_attributes" not in operation.attributes:
-        return None
-    given = ir.DictAttr(operation.attributes["mhlo.frontend_attributes"])
-    if name not in given:
-        return None
-    return ir.Attribute.parse(ir.StringAttr(given[name]).value, operation.context)
-
-
-def _mesh(given: Any, meshes: dict[str, Mesh]) -> Mesh:
-    """Returns the mesh that an attribute names or defines."""
-    if isinstance(given, ir.FlatSymbolRefAttr):
-        return meshes[given.value]
-    if stablehlo.MeshAttr.isinstance(given):
-        mesh = stablehlo.MeshAttr(given)
-        if mesh.device_ids is None:
-            axes = [stablehlo.MeshAxisAttr(axis) for axis in mesh.axes]
-            return {axis.name: axis.size for axis in axes}
-    raise NotOnlyCollectivesError(f"it uses the mesh {given}")
-
-
-def _axis_name(axis: Any) -> str:
-    if axis.sub_axis_info is not None:
-        raise NotOnlyCollectivesError(f"it uses a part of a mesh axis, {axis}")
-    return str(axis.name)
-
-
-def _groups_along(mesh: Mesh, axes: list[str], count: int) -> tuple[tuple[int, ...], ...]:
-    """Returns groups of positions that differ only along ``axes``, the first being the major one.
-
-    >>> _groups_along({"island": 2, "x": 3}, ["island"], 6)
-    ((0, 3), (1, 4), (2, 5))
-    """
-    names = list(mesh)
-    along = [names.index(name) for name in axes]
-    apart = [axis for axis in range(len(names)) if axis not in along]
-    positions = _positions(mesh, count).transpose(*apart, *along)
-    width = int(np.prod([mesh[name] for name in axes], dtype=np.int64))
-    return tuple(tuple(int(position) for position in row) for row in positions.reshape(-1, width))
-
-
-def _positions(mesh: Mesh, count: int) -> Elements:
-    """Returns the device positions in the shape of a mesh."""
-    sizes = tuple(mesh.values())
-    if int(np.prod(sizes, dtype=np.int64)) != count:
-        raise NotOnlyCollectivesError("its mesh does not cover its devices")
-    return np.arange(count).reshape(sizes)
-
-
-MANUAL = ["sdy.manual_computation", "func.return"]
-"""Operations of a program that is one shard_map."""
-MANUAL_BEFORE_0_10 = ["stablehlo.custom_call", "func.call", "stablehlo.custom_call", "func.return"]
-"""The same from clients up to jaxlib 0.9, which put the body into a function of its own."""
-
-
-def _find_body(
-    module: Any, meshes: dict[str, Mesh], count: int
-) -> tuple[Any, list[Tiles | None], list[Any]]:
-    """Returns the body of the one shard_map, the partitions of its parameters, and its results."""
-    functions = {
-        ir.StringAttr(operation.attributes["sym_name"]).value: operation.regions[0].blocks[0]
-        for operation in module.body.operations
-        if operation.operation.name == "func.func"
-    }
-    main = functions["main"]
-    operations = list(main.operations)
-    names = [operation.operation.name for operation in operations]
-    if names == MANUAL:
-        first = last = operations[0]
-        body = first.regions[0].blocks[0]
-        shardings = first.attributes["in_shardings"], first.attributes["out_shardings"]
-    elif names == MANUAL_BEFORE_0_10:
-        first, call, last, _ = operations
-        body = functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
-        shardings = (
-            _frontend_attribute(first, "xla.sdy.in_shardings"),
-            _frontend_attribute(last, "xla.sdy.out_shardings"),
-        )
-        known = all(sharding is not None for sharding in shardings)
-        if not known or list(call.operands) != list(first.results):
-            raise NotOnlyCollectivesError("it contains stablehlo.custom_call outside a shard_map")
-    else:
-        other = next((name for name in names if name not in MANUAL), "nothing")
-        raise NotOnlyCollectivesError(f"it contains {other} outside a shard_map")
-    if list(first.operands) != list(main.arguments) or list(operations[-1].operands) != list(
-        last.results
-    ):
-        raise NotOnlyCollectivesError("it reorders arguments or results around its shard_map")
-    given, made = (_partitions(sharding, meshes, count) for sharding in shardings)
-    outputs = []
-    for result, cut in zip(last.results, made, strict=True):
-        tensor = ir.RankedTensorType(result.type)
-        outputs.append((ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape), cut))
-    return body, given, outputs
-
-
-def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Tiles | None]:
-    """Returns the partition of each value, from the mesh axes that its dimensions name."""
-    given = sdy.TensorShardingPerValueAttr(attribute).shardings
-    return [_partition(sdy.TensorShardingAttr(one), meshes, count) for one in given]
-
-
-def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Tiles | None:
-    mesh = _mesh(sharding.mesh_or_ref, meshes)
-    coordinates = dict(zip(mesh, np.indices(_positions(mesh, count).shape), strict=True))
-    counts = []
-    tile = np.zeros(count, np.int64)
-    for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
-        tiles = 1
-        for name in [_axis_name(sdy.AxisRefAttr(axis)) for axis in dimension.axes]:
-            tile = tile * mesh[name] + coordinates[name].reshape(-1)
-            tiles *= mesh[name]
-        counts.append(tiles)
-    if all(tiles == 1 for tiles in counts):
-        return None
-    return Tiles(counts, [int(position) for position in tile])
-
-
-def _classes(cut: Tiles | None, count: int) -> list[Any]:
-    """Returns equal entries for positions that hold the same elements."""
-    return [0] * count if cut is None else list(cut.tile_of)
-
-
-def _elements(operation: Any) -> tuple[np.dtype[Any], int]:
-    """Returns type and number of the elements that each position has of an operation's operand."""
-    tensor = ir.RankedTensorType(operation.operands[0].type)
-    kind = dtype_of(ELEMENT_TYPES[str(tensor.element_type)])
-    return kind, int(np.prod(tensor.shape, dtype=np.int64))
-
-
-def _rows(attribute: Any) -> tuple[tuple[int, ...], ...]:
-    table = np.array(ir.DenseIntElementsAttr(attribute))
-    return tuple(tuple(int(position) for position in row if position >= 0) for row in table)
-
-
-def _integer(operation: Any, name: str) -> int:
-    return int(ir.IntegerAttr(operation.attributes[name]).value)
-
-
-def _splat(operation: Any) -> Any:
-    value = ir.DenseElementsAttr(operation.attributes["value"])
-    if not value.is_splat:
-        raise NotOnlyCollectivesError("it contains a constant array")
-    number = value.get_splat_value()
-    kind = ir.FloatAttr if isinstance(number.type, ir.FloatType) else ir.IntegerAttr
-    return kind(number).value
-
-
-def _reduction(operation: Any) -> tuple[Callable[[Elements, Elements], Elements], str | None]:
-    body = [inner.operation.name for inner in operation.regions[0].blocks[0].operations]
-    if len(operation.operands) == 1 and len(body) == 2 and body[0] in REDUCTIONS:
-        return REDUCTIONS[body[0]]
-    raise NotOnlyCollectivesError(f"it reduces by {body[0]}")

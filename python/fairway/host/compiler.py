@@ -13,11 +13,12 @@ from fairway import _native, mpmd
 from fairway.host import batches, ifrt_ir, inputs, messages, programs
 from fairway.host.backend import READING, Backend, Executable
 from fairway.host.checking import Checker, CheckKind
-from fairway.host.collectives import LoweredExchange, NotOnlyCollectivesError
+from fairway.host.collectives import LoweredExchange
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
 from fairway.host.reporter import Reporter
+from fairway.host.shard_maps import NotOnlyCollectivesError
 from fairway.host.trace import Trace
 from fairway.shards import Description
 
