@@ -2,6 +2,7 @@
 
 mod collectives;
 mod data;
+mod faults;
 mod flow;
 mod networks;
 mod placement;
@@ -73,6 +74,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(placement::share_devices, module)?)?;
     module.add_function(wrap_pyfunction!(programs::program_nodes, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
+    module.add_class::<faults::FaultReport>()?;
+    module.add_function(wrap_pyfunction!(faults::simulate_faults, module)?)?;
+    module.add_function(wrap_pyfunction!(faults::replay_faults, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
     module.add_function(wrap_pyfunction!(steps::plan_devices, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;

@@ -26,6 +26,7 @@ from fairway.cli.consoles import (
     terminal,
     working,
 )
+from fairway.cli.dev import dev_app
 from fairway.cli.doctor import check_machine
 from fairway.cli.explaining import explain_step
 from fairway.cli.islands import (
@@ -80,6 +81,7 @@ islands_app = typer.Typer(
     help="Add islands to a running cluster, or remove some.",
 )
 app.add_typer(islands_app, name="islands")
+app.add_typer(dev_app, name="dev")
 app.command("place")(place_model)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)

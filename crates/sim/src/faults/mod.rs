@@ -56,22 +56,39 @@ pub struct FaultCounts {
 impl FaultCounts {
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.kills, other.kills),
-            (&mut self.stalls, other.stalls),
-            (&mut self.partitions, other.partitions),
-            (&mut self.departures, other.departures),
-            (&mut self.removals, other.removals),
-            (&mut self.freezes, other.freezes),
-            (&mut self.losses, other.losses),
-            (&mut self.lost_inputs, other.lost_inputs),
-            (&mut self.requests, other.requests),
-            (&mut self.errors, other.errors),
-            (&mut self.reads, other.reads),
+        let sums = [
+            &mut self.kills,
+            &mut self.stalls,
+            &mut self.partitions,
+            &mut self.departures,
+            &mut self.removals,
+            &mut self.freezes,
+            &mut self.losses,
+            &mut self.lost_inputs,
+            &mut self.requests,
+            &mut self.errors,
+            &mut self.reads,
         ];
-        for (sum, more) in pairs {
+        for (sum, (_, more)) in sums.into_iter().zip(other.by_name()) {
             *sum += more;
         }
+    }
+
+    /// Returns each count with what it counts.
+    pub fn by_name(&self) -> [(&'static str, u64); 11] {
+        [
+            ("processes killed", self.kills),
+            ("processes stopped for a while", self.stalls),
+            ("hosts cut off for a while", self.partitions),
+            ("clients that left", self.departures),
+            ("islands removed", self.removals),
+            ("freezes of the controller", self.freezes),
+            ("islands lost", self.losses),
+            ("inputs lost by some hosts of a computation", self.lost_inputs),
+            ("requests", self.requests),
+            ("requests answered by an error", self.errors),
+            ("values read and right", self.reads),
+        ]
     }
 }
 

@@ -205,18 +205,18 @@ impl System {
         match event {
             SimEvent::User(user) => self.turn_of_user(user),
             SimEvent::Fault(fault) => self.inject(fault),
-            SimEvent::ToHost(host, process, item) => self.to_host(host, process, item),
+            SimEvent::ToHost(host, process, item) => self.reach_host(host, process, item),
             SimEvent::Turn(host, process) => self.turn_of_host(host, process),
             SimEvent::Ended(gang) => self.ended(gang),
             event @ SimEvent::Message { .. } => self.message(event),
-            event => self.to_controller(event),
+            event => self.reach_controller(event),
         }
     }
 
     // The controller
 
     /// Delivers an event to the controller, unless its machine is frozen.
-    fn to_controller(&mut self, event: SimEvent) {
+    fn reach_controller(&mut self, event: SimEvent) {
         if self.now < self.frozen_until {
             return self.queue.postpone(self.frozen_until, event);
         }
@@ -316,7 +316,7 @@ impl System {
     // Hosts
 
     /// Delivers something to a process; while it is stopped or cut off, that waits.
-    fn to_host(&mut self, host: HostId, process: u64, item: ToHost) {
+    fn reach_host(&mut self, host: HostId, process: u64, item: ToHost) {
         let Some(ready) = self.reachable(host, process, true) else { return };
         if ready > self.now {
             return self.queue.postpone(ready, SimEvent::ToHost(host, process, item));
