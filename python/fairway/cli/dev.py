@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ def simulate_faults(
     with working("simulating faults") as work:
         for begin in range(first, first + seeds, CHUNK):
             count = min(CHUNK, first + seeds - begin)
-            run = run_aside(lambda begin=begin, count=count: _native.simulate_faults(begin, count))
+            run = run_aside(partial(_native.simulate_faults, begin, count))
             for name, value in run.counts:
                 counts[name] = counts.get(name, 0) + value
             violations += [text for _, text in run.violations]
@@ -68,9 +69,8 @@ def simulate_faults(
     out.print(f"longest wait of a client on whose islands nothing was wrong: {longest_s:.3f} s")
     for text in violations[:SHOWN]:
         out.print(text, soft_wrap=True)
-    out.print(
-        f"{seeds:,} seeds, {len(violations)} violations, {duration(time.monotonic() - begun_s)}"
-    )
+    took = duration(time.monotonic() - begun_s)
+    out.print(f"{seeds:,} seeds, {len(violations)} violations, {took}")
     if violations:
         out.print("Show one with: fairway dev sim-faults --replay SEED")
         raise SystemExit(1)
