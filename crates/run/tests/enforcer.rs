@@ -538,11 +538,8 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
             meeting: Duration::from_secs(60),
         };
         let began = Instant::now();
-        planes[0].lose_peer(
-            HostId(2),
-            base::TransferTag(0),
-            &base::Status::new(base::Code::Unavailable, "gone"),
-        );
+        let gone = base::Status::new(base::Code::Unavailable, "gone");
+        planes[0].lose_peer(HostId(2), TransferTag(0), &gone);
         assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 2, .. })));
         assert!(began.elapsed() < Duration::from_secs(10), "it is known to be lost");
     }

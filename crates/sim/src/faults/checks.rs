@@ -10,10 +10,10 @@ pub(super) const WAIT_LIMIT: Nanos = Nanos::from_millis(1000);
 const RECOVERY: Nanos = Nanos::from_millis(1000);
 
 /// Since when a value depends on each island.
-pub(super) type Lineage = BTreeMap<usize, Nanos>;
+pub(super) type IslandsSince = BTreeMap<usize, Nanos>;
 
 /// Merges what two values depend on.
-pub(super) fn joined(one: &Lineage, other: &Lineage) -> Lineage {
+pub(super) fn joined(one: &IslandsSince, other: &IslandsSince) -> IslandsSince {
     let mut all = one.clone();
     for (&island, &since) in other {
         let known = all.entry(island).or_insert(since);
@@ -65,7 +65,7 @@ impl Troubles {
     }
 
     /// Whether a loss explains that a value is an error.
-    pub fn explain_error(&self, lineage: &Lineage) -> bool {
+    pub fn explain_error(&self, lineage: &IslandsSince) -> bool {
         self.down.iter().any(|span| {
             lineage
                 .get(&span.island)

@@ -8,7 +8,7 @@ use protocol::{Command, Report};
 pub(super) enum SimEvent {
     User(usize),
     Tick,
-    Fault(Fault),
+    Fault(InjectedFault),
     /// A report, and the process that it is from.
     Report(HostId, u64, Report),
     HeartbeatAnswered(HostId, u64),
@@ -40,7 +40,7 @@ pub(super) enum ToHost {
 
 /// Something that goes wrong, or the supervisor's part in it.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Fault {
+pub(super) enum InjectedFault {
     /// A process is killed.
     Kill(HostId),
     /// A process is stopped for a while.

@@ -94,7 +94,7 @@ impl FaultCounts {
 
 /// An invariant that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
+pub struct BrokenInvariant {
     /// Seed of the run.
     pub seed: u64,
     /// Time in the run.
@@ -103,7 +103,7 @@ pub struct Violation {
     pub what: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for BrokenInvariant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "seed {} at {:.6} s: {}", self.seed, self.at.0 as f64 / 1e9, self.what)
     }
@@ -117,7 +117,7 @@ pub struct FaultRun {
     /// What happened in order, if it was asked for.
     pub log: Vec<String>,
     /// The first invariant that did not hold.
-    pub violation: Option<Violation>,
+    pub violation: Option<BrokenInvariant>,
     /// Longest wait of a client on whose islands nothing was wrong.
     pub longest_wait: Nanos,
 }
@@ -131,7 +131,7 @@ pub struct FaultRun {
 /// assert_eq!(run.log, sim::faults::run(7, true).log);
 /// ```
 pub fn run(seed: u64, with_log: bool) -> FaultRun {
-    let mut system = system::System::new(seed, with_log);
+    let mut system = system::FaultySystem::new(seed, with_log);
     let ended = catch_unwind(AssertUnwindSafe(|| system.run()));
     if let Err(panic) = ended {
         let text = panic.downcast_ref::<String>().cloned();

@@ -6,7 +6,7 @@ use super::host::Process;
 
 /// A machine of one host.
 #[derive(Debug, Default)]
-pub(super) struct Machine {
+pub(super) struct HostMachine {
     pub process: Option<Process>,
     /// Number of processes so far.
     pub incarnation: u64,
@@ -21,7 +21,7 @@ pub(super) struct Machine {
     pub to_controller: Nanos,
 }
 
-impl Machine {
+impl HostMachine {
     /// Whether this process is there.
     pub fn is_running(&self, incarnation: u64) -> bool {
         self.process.as_ref().is_some_and(|process| process.incarnation == incarnation)

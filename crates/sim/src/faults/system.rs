@@ -11,9 +11,9 @@ use protocol::{Command, Report};
 use super::checks::Troubles;
 use super::event::{SimEvent, ToHost};
 use super::host::{Action, Input, Process};
-use super::network::{Machine, latency};
+use super::network::{HostMachine, latency};
 use super::user::User;
-use super::{FaultCounts, FaultRun, Violation};
+use super::{BrokenInvariant, FaultCounts, FaultRun};
 use crate::queue::EventQueue;
 
 mod clients;
@@ -37,12 +37,12 @@ struct Gang {
 
 /// The whole system.
 #[derive(Debug)]
-pub(super) struct System {
+pub(super) struct FaultySystem {
     pub seed: u64,
     pub random: Random,
     pub now: Nanos,
     pub controller: Controller,
-    pub machines: Vec<Machine>,
+    pub machines: Vec<HostMachine>,
     pub users: Vec<User>,
     pub troubles: Troubles,
     pub counts: FaultCounts,
@@ -57,11 +57,11 @@ pub(super) struct System {
     /// Number of hosts of each function.
     members: BTreeMap<ExecutableId, BTreeSet<HostId>>,
     log: Option<Vec<String>>,
-    violation: Option<Violation>,
+    violation: Option<BrokenInvariant>,
     longest_wait: Nanos,
 }
 
-impl System {
+impl FaultySystem {
     pub fn new(seed: u64, with_log: bool) -> Self {
         let spec = Self::island();
         let cluster = Cluster::new(&vec![spec; ISLANDS as usize]);
@@ -71,7 +71,7 @@ impl System {
             random: Random::of(&[seed]),
             now: Nanos(0),
             controller: Controller::new(cluster, Config::default()),
-            machines: (0..hosts).map(|_| Machine::default()).collect(),
+            machines: (0..hosts).map(|_| HostMachine::default()).collect(),
             users: Vec::new(),
             troubles: Troubles::default(),
             counts: FaultCounts::default(),
@@ -196,7 +196,7 @@ impl System {
     pub fn violate(&mut self, what: String) {
         self.note(|| format!("VIOLATION: {what}"));
         let (seed, at) = (self.seed, self.now);
-        self.violation.get_or_insert(Violation { seed, at, what });
+        self.violation.get_or_insert(BrokenInvariant { seed, at, what });
     }
 
     fn step(&mut self) {

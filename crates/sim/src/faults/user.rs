@@ -9,7 +9,7 @@ use ir::{ArraySpec, DType, Dims, Partition, Sharding};
 use protocol::{Compiled, CompiledSharding, OutputSpec};
 use smallvec::smallvec;
 
-use super::checks::{Lineage, joined};
+use super::checks::{IslandsSince, joined};
 
 /// Elements of an array, of which each host has half; large enough to be striped over channels.
 const ELEMENTS: i64 = 1 << 16;
@@ -52,12 +52,12 @@ fn halves() -> Partition {
 struct Array {
     place: usize,
     values: [i64; 2],
-    lineage: Lineage,
+    lineage: IslandsSince,
 }
 
 /// What a reply must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(super) enum ExpectedReply {
     Any,
     Data(i64),
     /// The program of these places.
@@ -68,16 +68,16 @@ pub(super) enum Expected {
 
 /// A request without an answer.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct OpenRequest {
     pub what: &'static str,
     pub sent: Nanos,
-    pub expected: Expected,
-    pub lineage: Lineage,
+    pub expected: ExpectedReply,
+    pub lineage: IslandsSince,
 }
 
 /// A place of arrays: the devices of an island, or a slice.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct ArrayPlace {
     /// Islands that it may be on.
     pub islands: Vec<usize>,
     pub devices: Vec<DeviceId>,
@@ -87,11 +87,11 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct User {
     pub client: ClientId,
-    pub places: Vec<Place>,
+    pub places: Vec<ArrayPlace>,
     pub is_here: bool,
     /// Operations that it will still do.
     pub turns: u32,
-    pub asked: BTreeMap<RequestId, Asked>,
+    pub asked: BTreeMap<RequestId, OpenRequest>,
     arrays: BTreeMap<Handle, Array>,
     programs: BTreeMap<Vec<usize>, Handle>,
     /// When it first used each place.
@@ -107,7 +107,7 @@ pub(super) enum Sent {
 }
 
 impl User {
-    pub fn new(client: ClientId, places: Vec<Place>, turns: u32) -> Self {
+    pub fn new(client: ClientId, places: Vec<ArrayPlace>, turns: u32) -> Self {
         Self {
             client,
             places,
@@ -148,7 +148,7 @@ impl User {
         self.used.values().any(|&first| first > time)
     }
 
-    fn since(&mut self, place: usize, now: Nanos) -> Lineage {
+    fn since(&mut self, place: usize, now: Nanos) -> IslandsSince {
         self.used.entry(place).or_insert(now);
         self.places[place].islands.iter().map(|&island| (island, now)).collect()
     }
@@ -157,12 +157,12 @@ impl User {
         &mut self,
         what: &'static str,
         now: Nanos,
-        (lineage, expected): (Lineage, Expected),
+        (lineage, expected): (IslandsSince, ExpectedReply),
         request: Request,
         out: &mut Vec<Sent>,
     ) {
         let id = self.name();
-        self.asked.insert(id, Asked { what, sent: now, expected, lineage });
+        self.asked.insert(id, OpenRequest { what, sent: now, expected, lineage });
         out.push(Sent::Request(id, request));
     }
 
@@ -170,7 +170,7 @@ impl User {
     pub fn act(&mut self, now: Nanos, random: &mut Random) -> Vec<Sent> {
         let mut out = Vec::new();
         let compiles =
-            self.asked.values().any(|asked| matches!(asked.expected, Expected::Program(_)));
+            self.asked.values().any(|asked| matches!(asked.expected, ExpectedReply::Program(_)));
         if compiles || self.asked.len() > REQUESTS_MAX {
             return out;
         }
@@ -194,7 +194,7 @@ impl User {
             }
             8 => {
                 let request = Request::CheckReady { arrays: vec![handle] };
-                let about = (array.lineage, Expected::Computed(handle));
+                let about = (array.lineage, ExpectedReply::Computed(handle));
                 self.ask("readiness", now, about, request, &mut out);
             }
             9 => self.destruct(now, &[handle], &mut out),
@@ -220,7 +220,7 @@ impl User {
         let array = self.name();
         let lineage = self.since(place, now);
         let request = Request::Put { array, spec: self.spec(place), shards };
-        self.ask("an array", now, (lineage.clone(), Expected::Any), request, out);
+        self.ask("an array", now, (lineage.clone(), ExpectedReply::Any), request, out);
         let values = values.map(|value| value as i64);
         self.arrays.insert(array, Array { place, values, lineage });
     }
@@ -233,11 +233,11 @@ impl User {
         places: &[usize],
         out: &mut Vec<Sent>,
     ) {
-        let all = Lineage::new();
+        let all = IslandsSince::new();
         let used = places.iter().fold(all, |all, &place| joined(&all, &self.since(place, now)));
         let Some(&executable) = self.programs.get(places) else {
             let request = self.compile(places);
-            let about = (used, Expected::Program(places.to_vec()));
+            let about = (used, ExpectedReply::Program(places.to_vec()));
             return self.ask("a compilation", now, about, request, out);
         };
         let made = self.name();
@@ -250,7 +250,7 @@ impl User {
             devices: Vec::new(),
         };
         let lineage = joined(&array.lineage, &used);
-        self.ask("a run", now, (lineage.clone(), Expected::Any), request, out);
+        self.ask("a run", now, (lineage.clone(), ExpectedReply::Any), request, out);
         let times = places.len();
         let values = (0..times).fold(array.values, |values, _| computed(values));
         self.arrays.insert(made, Array { place: array.place, values, lineage });
@@ -300,7 +300,7 @@ impl User {
             semantics,
         };
         let lineage = joined(&array.lineage, &self.since(place, now));
-        self.ask("a transfer", now, (lineage.clone(), Expected::Any), request, out);
+        self.ask("a transfer", now, (lineage.clone(), ExpectedReply::Any), request, out);
         self.arrays.insert(made, Array { place, values: array.values, lineage });
         if semantics == CopySemantics::DonateInput {
             self.destruct(now, &[handle], out);
@@ -310,14 +310,14 @@ impl User {
     fn read(&mut self, now: Nanos, (handle, array): (Handle, &Array), out: &mut Vec<Sent>) {
         let parts = [self.name(), self.name()];
         let request = Request::Disassemble { array: handle, results: parts.to_vec() };
-        self.ask("shards", now, (array.lineage.clone(), Expected::Any), request, out);
+        self.ask("shards", now, (array.lineage.clone(), ExpectedReply::Any), request, out);
         for (part, value) in parts.into_iter().zip(array.values) {
             let request = Request::Read { array: part, byte_strides: None };
-            let about = (array.lineage.clone(), Expected::Data(value));
+            let about = (array.lineage.clone(), ExpectedReply::Data(value));
             self.ask("a read", now, about, request, out);
         }
         let request = Request::Destruct { arrays: parts.to_vec() };
-        self.ask("a destruction", now, (Lineage::new(), Expected::Any), request, out);
+        self.ask("a destruction", now, (IslandsSince::new(), ExpectedReply::Any), request, out);
     }
 
     /// Reads all arrays.
@@ -334,32 +334,32 @@ impl User {
             self.arrays.remove(handle);
         }
         let request = Request::Destruct { arrays: handles.to_vec() };
-        self.ask("a destruction", now, (Lineage::new(), Expected::Any), request, out);
+        self.ask("a destruction", now, (IslandsSince::new(), ExpectedReply::Any), request, out);
     }
 
     /// Takes the reply to a request.
     ///
     /// # Errors
     /// The reply is wrong.
-    pub fn take(&mut self, asked: &Asked, reply: &Reply) -> Result<(), String> {
+    pub fn take(&mut self, asked: &OpenRequest, reply: &Reply) -> Result<(), String> {
         match (&asked.expected, reply) {
-            (Expected::Data(value), Reply::Data(data)) => {
+            (ExpectedReply::Data(value), Reply::Data(data)) => {
                 let found = data[..].try_into().map_or(i64::MIN, i64::from_le_bytes);
                 if found != *value {
                     return Err(format!("{found} was read where {value} is right"));
                 }
             }
-            (Expected::Program(places), Reply::Compiled { executable, .. }) => {
+            (ExpectedReply::Program(places), Reply::Compiled { executable, .. }) => {
                 self.programs.insert(places.clone(), *executable);
             }
-            (Expected::Computed(handle), Reply::Done) => {
+            (ExpectedReply::Computed(handle), Reply::Done) => {
                 // It is whole: only a later loss of its own island matters.
                 if let Some(array) = self.arrays.get_mut(handle) {
                     let islands = &self.places[array.place].islands;
                     array.lineage = islands.iter().map(|&island| (island, asked.sent)).collect();
                 }
             }
-            (Expected::Any, _) => {}
+            (ExpectedReply::Any, _) => {}
             (expected, reply) => return Err(format!("{reply:?} where {expected:?} is expected")),
         }
         Ok(())

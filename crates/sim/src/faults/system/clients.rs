@@ -3,12 +3,12 @@
 use base::{ClientId, IslandId, Nanos, Status};
 use control::{Event, Reply, RequestId, Share, SliceRequest};
 
-use super::{ISLANDS, System};
+use super::{FaultySystem, ISLANDS};
 use crate::faults::checks::WAIT_LIMIT;
 use crate::faults::event::SimEvent;
-use crate::faults::user::{Asked, Place, Sent, User};
+use crate::faults::user::{ArrayPlace, OpenRequest, Sent, User};
 
-impl System {
+impl FaultySystem {
     pub(super) fn add_users(&mut self) {
         for number in 1..=2 + self.random.below(2) {
             let client = ClientId(number);
@@ -20,7 +20,7 @@ impl System {
                 let island = ((first + next) % u64::from(ISLANDS)) as usize;
                 self.place(client, island, on_slices)
             });
-            let places: Vec<Place> = places.collect();
+            let places: Vec<ArrayPlace> = places.collect();
             let turns = 40 + self.random.below(80) as u32;
             let user = User::new(client, places, turns);
             self.note(|| format!("client {client} uses {:?}", user.places));
@@ -34,12 +34,12 @@ impl System {
         client: ClientId,
         island: usize,
         is_slice: bool,
-    ) -> Option<Place> {
+    ) -> Option<ArrayPlace> {
         let id = IslandId(island as u32);
         if is_slice {
             let wanted = SliceRequest { shape: vec![2], island: Some(id), memory: None };
             let slice = self.controller.allocate(client, &wanted).ok()?;
-            return Some(Place {
+            return Some(ArrayPlace {
                 islands: (0..ISLANDS as usize).collect(),
                 devices: slice.devices,
             });
@@ -47,7 +47,7 @@ impl System {
         let devices = self.controller.cluster().devices();
         let devices =
             devices.filter(|device| device.island == id).map(|device| device.id).collect();
-        Some(Place { islands: vec![island], devices })
+        Some(ArrayPlace { islands: vec![island], devices })
     }
 
     pub(super) fn turn_of_user(&mut self, user: usize) {
@@ -147,7 +147,7 @@ impl System {
     }
 
     /// Whether a loss explains an error, or two slices of a client that have moved to one place.
-    fn explains(&self, user: usize, asked: &Asked, error: &Status) -> bool {
+    fn explains(&self, user: usize, asked: &OpenRequest, error: &Status) -> bool {
         let is_on_slices = self.users[user].places.iter().any(|place| place.islands.len() > 1);
         self.troubles.explain_error(&asked.lineage)
             || is_on_slices && error.message.contains("are one physical device, of two slices")

@@ -2,13 +2,13 @@
 
 use base::{BufferId, HostId, Nanos};
 
-use super::System;
+use super::FaultySystem;
 use crate::faults::event::SimEvent;
 use crate::faults::host::Input;
 use crate::faults::user::computed;
 use crate::faults::values::Known;
 
-impl System {
+impl FaultySystem {
     /// Begins a computation once all its hosts take part and have its argument.
     pub(super) fn begin(&mut self, gang: BufferId) {
         let known = &self.gangs[&gang];

@@ -3,12 +3,12 @@
 use base::{HostId, IslandId, Nanos};
 use control::{Event, IslandState};
 
-use super::{System, host_info};
-use crate::faults::event::{Fault, SimEvent};
+use super::{FaultySystem, host_info};
+use crate::faults::event::{InjectedFault, SimEvent};
 use crate::faults::host::Process;
 use crate::faults::network::latency;
 
-impl System {
+impl FaultySystem {
     /// Decides what goes wrong and when.
     pub(super) fn schedule_faults(&mut self) {
         for _ in 0..self.random.below(5) {
@@ -18,79 +18,71 @@ impl System {
         }
     }
 
-    pub(super) fn choose(&mut self) -> Fault {
+    pub(super) fn choose(&mut self) -> InjectedFault {
         let host = HostId(self.random.below(self.machines.len() as u64) as u32);
         let user = self.random.below(self.users.len() as u64) as usize;
         let island = self.random.below(self.machines.len() as u64 / 2) as usize;
         // Some are over before the host is lost, some after.
         let span = Nanos(1_000_000 + self.random.below(14_000_000_000));
         match self.random.below(12) {
-            0..=3 => Fault::Kill(host),
-            4..=6 => Fault::Stop(host, span),
-            7 | 8 => Fault::Cut(host, span),
-            9 => Fault::Depart(user),
-            10 => Fault::Freeze(span),
-            _ => Fault::Remove(island, self.random.below(3) == 0),
+            0..=3 => InjectedFault::Kill(host),
+            4..=6 => InjectedFault::Stop(host, span),
+            7 | 8 => InjectedFault::Cut(host, span),
+            9 => InjectedFault::Depart(user),
+            10 => InjectedFault::Freeze(span),
+            _ => InjectedFault::Remove(island, self.random.below(3) == 0),
         }
     }
 
-    pub(super) fn inject(&mut self, fault: Fault) {
+    pub(super) fn inject(&mut self, fault: InjectedFault) {
         if self.now < self.frozen_until {
             return self.at(self.frozen_until, SimEvent::Fault(fault));
         }
-        let is_of_supervisor =
-            matches!(fault, Fault::End(..) | Fault::Restart(_) | Fault::Start(_));
+        let is_of_supervisor = matches!(
+            fault,
+            InjectedFault::End(..) | InjectedFault::Restart(_) | InjectedFault::Start(_)
+        );
         if self.is_ending && !is_of_supervisor {
             return;
         }
         self.note(|| format!("{fault:?}"));
         match fault {
-            Fault::Kill(host) => {
+            InjectedFault::Kill(host) => {
                 self.counts.kills += 1;
                 self.kill(host);
             }
-            Fault::Stop(host, span) => {
+            InjectedFault::Stop(host, span) => {
                 self.counts.stalls += 1;
                 let until = self.now + span;
                 let machine = &mut self.machines[host.0 as usize];
                 machine.stopped_until = until.max(machine.stopped_until);
                 self.slow(host, until);
             }
-            Fault::Cut(host, span) => {
+            InjectedFault::Cut(host, span) => {
                 self.counts.partitions += 1;
                 let until = self.now + span;
                 let machine = &mut self.machines[host.0 as usize];
                 machine.cut_until = until.max(machine.cut_until);
                 self.slow(host, until);
             }
-            Fault::Depart(user) => {
+            InjectedFault::Depart(user) => {
                 self.counts.departures += 1;
                 self.depart(user);
             }
-            Fault::Freeze(span) => {
+            InjectedFault::Freeze(span) => {
                 self.counts.freezes += 1;
                 self.frozen_until = self.now + span;
                 for island in 0..self.machines.len() / 2 {
                     self.troubles.slow(island, self.frozen_until);
                 }
             }
-            Fault::Remove(island, by_force) => {
-                let id = IslandId(island as u32);
-                match self.controller.remove_island(id, by_force) {
-                    Ok(effects) => {
-                        self.counts.removals += 1;
-                        self.troubles.slow(island, self.now);
-                        self.apply(effects);
-                    }
-                    Err(error) => self.note(|| format!("it is not removed: {error}")),
-                }
-            }
-            Fault::End(host, process) => {
+            InjectedFault::Remove(island, by_force) => self.remove(island, by_force),
+            InjectedFault::End(host, process) => {
                 if self.machines[host.0 as usize].is_running(process) {
                     self.machines[host.0 as usize].process = None;
                 }
             }
-            Fault::Restart(island) => {
+            InjectedFault::Restart(island) => {
                 self.restarting.remove(&island);
                 self.start_island(island);
                 // Another that was lost before may have come back in its place.
@@ -99,7 +91,18 @@ impl System {
                     self.restart(island);
                 }
             }
-            Fault::Start(host) => self.start(host),
+            InjectedFault::Start(host) => self.start(host),
+        }
+    }
+
+    fn remove(&mut self, island: usize, by_force: bool) {
+        match self.controller.remove_island(IslandId(island as u32), by_force) {
+            Ok(effects) => {
+                self.counts.removals += 1;
+                self.troubles.slow(island, self.now);
+                self.apply(effects);
+            }
+            Err(error) => self.note(|| format!("it is not removed: {error}")),
         }
     }
 
@@ -128,7 +131,7 @@ impl System {
         machine.is_connected = false;
         let process = machine.incarnation;
         let ends = Nanos(self.now.0 + self.random.below(5_000_000));
-        self.at(ends, SimEvent::Fault(Fault::End(host, process)));
+        self.at(ends, SimEvent::Fault(InjectedFault::End(host, process)));
         self.restart(island);
     }
 
@@ -136,7 +139,7 @@ impl System {
     pub(super) fn restart(&mut self, island: usize) {
         if self.restarting.insert(island) {
             let when = Nanos(self.now.0 + 200_000_000 + self.random.below(3_000_000_000));
-            self.at(when, SimEvent::Fault(Fault::Restart(island)));
+            self.at(when, SimEvent::Fault(InjectedFault::Restart(island)));
         }
     }
 
@@ -154,7 +157,7 @@ impl System {
             let when = Nanos(self.now.0 + 1_000_000 + self.random.below(300_000_000));
             self.machines[host].process = None;
             self.machines[host].stopped_until = Nanos(0);
-            self.at(when, SimEvent::Fault(Fault::Start(HostId(host as u32))));
+            self.at(when, SimEvent::Fault(InjectedFault::Start(HostId(host as u32))));
         }
     }
 
