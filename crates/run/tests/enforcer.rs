@@ -7,8 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::{BitsPerSecond, Channel, HostId, Nanos, Random, TransferTag};
-use ir::DType;
-use ir::{Collective, CollectiveKind, Dependency, StepGraph, StepOp};
+use ir::{Collective, CollectiveKind, DType, Dependency, StepGraph, StepOp};
 use plan::{ChannelCost, CommPlan, Policy, Problem, RankSchedule, SearchSpace, executions};
 use run::channel::DataPlane;
 use run::enforcer::{
