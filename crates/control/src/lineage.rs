@@ -1,9 +1,11 @@
 //! Which buffers of a client derive from which others.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use base::BufferId;
+use ir::{Program, ValueId};
 use smallvec::SmallVec;
 
 /// Operations of each client that are remembered.
@@ -14,6 +16,41 @@ const LINEAGE_LENGTH: usize = 4096;
 struct Operation {
     made: Range<u64>,
     read: SmallVec<[BufferId; 8]>,
+    /// The whole program that it ran.
+    program: Option<Arc<Program>>,
+}
+
+impl Operation {
+    /// Adds what derives from buffers in `derived` in a run of a whole program, which makes a buffer
+    /// of each value, then of each result that is an input or another result, then its completion.
+    fn derive_in(&self, program: &Program, derived: &mut Derived) {
+        let inputs = program.inputs as usize;
+        let buffer = |slot: usize| match slot.checked_sub(inputs) {
+            Some(slot) => BufferId(self.made.start + slot as u64),
+            None => self.read[slot],
+        };
+        let mut found: Vec<bool> =
+            (0..program.values.len()).map(|value| derived.contains(buffer(value))).collect();
+        for node in &program.nodes {
+            if node.args.iter().any(|arg| found[arg.0 as usize]) {
+                node.results.clone().for_each(|result| found[result as usize] = true);
+            }
+        }
+        let mut seen = BTreeSet::new();
+        let is_copy = |value: &&ValueId| value.0 < program.inputs || !seen.insert(value.0);
+        let copies: Vec<ValueId> = program.results.iter().filter(is_copy).copied().collect();
+        found.extend(copies.iter().map(|value| found[value.0 as usize]).collect::<Vec<_>>());
+        let rest = self.made.end - buffer(found.len()).0;
+        let is_any = found.contains(&true);
+        found.extend((0..rest).map(|_| is_any));
+        let newest = derived.0.last().map_or(0, |range| range.end);
+        for slot in (inputs..found.len()).filter(|&slot| found[slot]) {
+            let number = buffer(slot).0;
+            if number >= newest {
+                derived.0.push(number..number + 1);
+            }
+        }
+    }
 }
 
 /// From which buffers a client's newest buffers were made.
@@ -25,12 +62,25 @@ pub(crate) struct Lineage {
 }
 
 impl Lineage {
-    /// Notes an operation that has made `count` buffers.
+    /// Notes an operation that has made `count` buffers, each from all that it has read.
     pub fn note(&mut self, first: BufferId, count: u64, read: SmallVec<[BufferId; 8]>) {
+        self.note_run(first, count, read, None);
+    }
+
+    /// Notes an operation that has made `count` buffers; each from all that it has read, or as the
+    /// whole program says that it ran.
+    pub fn note_run(
+        &mut self,
+        first: BufferId,
+        count: u64,
+        read: SmallVec<[BufferId; 8]>,
+        program: Option<Arc<Program>>,
+    ) {
         if self.operations.len() == LINEAGE_LENGTH {
             self.forgotten = self.operations.pop_front().map_or(0, |oldest| oldest.made.end);
         }
-        self.operations.push_back(Operation { made: first.0..first.0 + count, read });
+        let made = first.0..first.0 + count;
+        self.operations.push_back(Operation { made, read, program });
     }
 
     /// Returns the buffers that derive from `lost`: all newer ones if not all operations since are
@@ -42,12 +92,13 @@ impl Lineage {
         if is_forgotten {
             return derived;
         }
-        for Operation { made, read } in
-            self.operations.iter().filter(|one| one.made.end > lost.0 + 1)
-        {
-            // The input of a call inside a whole program is made by the same operation.
-            if made.contains(&lost.0) || read.iter().any(|&buffer| derived.contains(buffer)) {
-                derived.0.push(made.start.max(lost.0 + 1)..made.end);
+        for operation in self.operations.iter().filter(|one| one.made.end > lost.0 + 1) {
+            match &operation.program {
+                Some(program) => operation.derive_in(program, &mut derived),
+                None if operation.read.iter().any(|&buffer| derived.contains(buffer)) => {
+                    derived.0.push(operation.made.clone());
+                }
+                None => {}
             }
         }
         derived
@@ -86,9 +137,30 @@ mod tests {
         lineage.note(BufferId(40), 0, smallvec![BufferId(31)]);
         assert_eq!(found(&lineage, 3), [3, 10, 11, 12, 30, 31]);
         assert_eq!(found(&lineage, 11), [11, 12, 30, 31]);
-        // Inside a whole program: what it makes later than the lost buffer.
-        assert_eq!(found(&lineage, 27), [27, 28, 29, 30, 31]);
+        assert_eq!(found(&lineage, 29), [29, 30, 31]);
         assert_eq!(found(&lineage, 31), [31]);
+    }
+
+    #[test]
+    fn in_a_whole_program_what_reads_it_derives() {
+        let kind = "float32[] on [0]";
+        let text = format!(
+            "program @two\nfunction @f\ninput %0: {kind}\ninput %1: {kind}\n\
+             node %2: {kind} = call @f (%0)\nnode %3: {kind} = call @f (%1)\n\
+             node %4: {kind} = call @f (%2)\nnode %5: {kind} = call @f (%3)\n\
+             return (%4, %5, %0, %5)\n"
+        );
+        let program = Arc::new(Program::parse(&text).unwrap());
+        let mut lineage = Lineage::default();
+        // Values 2 to 5, the copies of %0 and of %5, and the completion.
+        let read = smallvec![BufferId(3), BufferId(4)];
+        lineage.note_run(BufferId(20), 7, read, Some(program));
+        lineage.note(BufferId(30), 1, smallvec![BufferId(23)]);
+        lineage.note(BufferId(31), 1, smallvec![BufferId(22)]);
+        assert_eq!(found(&lineage, 3), [3, 20, 22, 24, 26, 31]);
+        assert_eq!(found(&lineage, 4), [4, 21, 23, 25, 26, 30]);
+        assert_eq!(found(&lineage, 20), [20, 22, 26, 31]);
+        assert_eq!(found(&lineage, 22), [22, 26, 31]);
     }
 
     #[test]

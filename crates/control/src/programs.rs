@@ -59,7 +59,7 @@ pub(crate) struct Dataflow {
     /// As it was parsed, on physical devices.
     pub source: Program,
     /// The same as it runs: with runs of small calls batched into one call each.
-    pub program: Program,
+    pub program: Arc<Program>,
     pub inputs: Vec<Arc<ArraySpec>>,
     pub lowered: Lowered,
     /// The executable of each function, in the program's order.
@@ -215,6 +215,14 @@ impl Executable {
         let work = self.work().unwrap_or(Work { flops: 0, bytes: 0 });
         let seconds = (work.flops as f64 / 2e10).max(work.bytes as f64 / 1e10);
         Nanos(10_000 + (seconds * 1e9) as u64)
+    }
+
+    /// Returns the whole program that it is, if it is one.
+    pub fn program(&self) -> Option<&Arc<Program>> {
+        match &self.form {
+            ExecutableForm::Dataflow(dataflow) => Some(&dataflow.program),
+            _ => None,
+        }
     }
 
     /// Returns the number of buffers that a run makes.

@@ -166,7 +166,7 @@ impl Controller {
                 lowered,
                 functions,
                 source,
-                program,
+                program: Arc::new(program),
             })),
         })
     }

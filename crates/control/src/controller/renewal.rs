@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use base::{ClientId, Status};
+use ir::Program;
 
 use super::{Controller, Outcome};
 use crate::clients::Renewal;
@@ -46,7 +47,7 @@ impl Controller {
     ) {
         match &program.form {
             ExecutableForm::Dataflow(dataflow) => {
-                let texts = (dataflow.source.clone(), dataflow.program.clone());
+                let texts = (dataflow.source.clone(), Program::clone(&dataflow.program));
                 let functions = dataflow.functions.iter();
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
                 self.assemble_functions(client, purpose, texts, codes);
