@@ -9,6 +9,8 @@ use protocol::{Acknowledge, Command};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::binding::RunOf;
+
 /// Maximum launches in flight per host, for back-pressure; the same as on real hosts.
 pub(crate) const UNFINISHED_LAUNCHES: usize = 16;
 
@@ -38,24 +40,6 @@ pub(crate) enum Todo {
     EndOfRun {
         acknowledge: Acknowledge,
     },
-}
-
-/// The bindings of a run's slots and tags to buffers and message tags.
-#[derive(Debug)]
-pub(crate) struct RunOf {
-    pub args: Arc<[BufferId]>,
-    pub first_buffer: BufferId,
-    pub first_tag: TransferTag,
-    pub client: ClientId,
-}
-
-impl RunOf {
-    pub fn buffer(&self, slot: BufferId) -> BufferId {
-        match self.args.get(slot.0 as usize) {
-            Some(&buffer) => buffer,
-            None => BufferId(self.first_buffer.0 + slot.0 - self.args.len() as u64),
-        }
-    }
 }
 
 /// The state of one host.

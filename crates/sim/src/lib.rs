@@ -5,12 +5,16 @@
 //! models. So it takes the same decisions at thousands of devices as it would in production, and a run
 //! is deterministic for a given input.
 
+mod binding;
 mod client;
 mod costs;
 pub mod faults;
 pub mod fluid;
 mod host;
+#[cfg(test)]
+mod island_tests;
 pub mod jobs;
+mod modelled;
 pub mod network;
 mod queue;
 mod world;

@@ -11,15 +11,17 @@ use control::{Config, Controller, Effect, Event, Reply, Request};
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
 use protocol::{
-    Acknowledge, Command, Compiled, CompiledSharding, FunctionCode, GivenGroup, GroupCollective,
-    HostInfo, HostReply, MadeGroup, OutputSpec, PeerMessage, RelayHop, Report,
+    Acknowledge, Command, GivenGroup, GroupCollective, HostReply, MadeGroup, PeerMessage, RelayHop,
+    Report,
 };
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+use crate::binding::RunOf;
 use crate::client::{ClientWork, SimClient};
 use crate::costs::SimCosts;
-use crate::host::{Given, Onward, RunOf, SimHost, Then, Todo, UNFINISHED_LAUNCHES};
+use crate::host::{Given, Onward, SimHost, Then, Todo, UNFINISHED_LAUNCHES};
+use crate::modelled::{self, read_program};
 use crate::queue::EventQueue;
 
 /// Retry interval of a client under back-pressure.
@@ -138,18 +140,7 @@ impl Simulation {
         let mut number = 0;
         for island in islands {
             for _ in 0..island.hosts {
-                let info = HostInfo {
-                    process: number,
-                    data_address: format!("modelled/{number}"),
-                    channels: Vec::new(),
-                    jaxlib: "modelled".to_owned(),
-                    platform: "modelled".to_owned(),
-                    platform_version: String::new(),
-                    device_kind: "modelled".into(),
-                    memories: Arc::new(["device".into()]),
-                    devices: island.devices_per_host,
-                    device_memory: None,
-                };
+                let info = modelled::host_info(number, island.devices_per_host, None);
                 self.tell(Event::HostJoined { host: HostId(number), info });
                 number += 1;
             }
@@ -488,7 +479,9 @@ impl Simulation {
                 Some(self.costs.step)
             }
             Command::Compile { ticket, .. } => {
-                let reply = HostReply::ProgramCompiled { compiled: Box::new(compiled()) };
+                let compiled =
+                    modelled::compiled("modelled", DType::F32, &[], Partition::Replicated);
+                let reply = HostReply::ProgramCompiled { compiled: Box::new(compiled) };
                 self.report(id, Report::CommandDone { ticket: *ticket, reply });
                 Some(self.costs.step)
             }
@@ -772,28 +765,4 @@ fn exchanged(step: &Command, given: &[GivenGroup], targets: &[PeerMessage], shar
         }
         _ => 0,
     }
-}
-
-/// Returns the description of a program with one scalar parameter and one scalar result.
-fn compiled() -> Compiled {
-    let cut = CompiledSharding { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
-    Compiled {
-        name: "modelled".to_owned(),
-        parameters: Some(vec![cut.clone()]),
-        parameter_layouts: vec![Vec::new()],
-        outputs: vec![OutputSpec { dtype: DType::F32, dims: Dims::new(), cut, memory: None }],
-        output_layouts: vec![Vec::new()],
-        parameter_count: 1,
-        ..Compiled::default()
-    }
-}
-
-/// Parses a modelled program's text, in which the program's name is the time of one computation.
-fn read_program(program: &[u8]) -> HostReply {
-    let text = String::from_utf8_lossy(program).into_owned();
-    let time = text.lines().next().and_then(|line| line.split('@').nth(1)).unwrap_or("0");
-    let functions = text.lines().filter(|line| line.starts_with("function"));
-    let code = || FunctionCode { options: Vec::new(), artifact: time.as_bytes().to_vec() };
-    let functions = functions.map(|_| code()).collect();
-    HostReply::ProgramRead { batched: text.clone(), text, functions }
 }

@@ -60,7 +60,7 @@ impl Troubles {
         }
     }
 
-    pub fn is_down(&self, island: usize) -> bool {
+    fn is_down(&self, island: usize) -> bool {
         self.down.iter().any(|span| span.island == island && span.until.is_none())
     }
 

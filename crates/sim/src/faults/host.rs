@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, ExecutableId, HostId, Nanos, Random, Status, TransferTag};
 use protocol::{
-    Acknowledge, Command, CommandTicket, CompileRole, FunctionCode, HostReply, ReceivedShard,
-    RelayHop, Report, ShardSend,
+    Acknowledge, Command, CommandTicket, CompileRole, HostReply, ReceivedShard, RelayHop, Report,
+    ShardSend,
 };
 
-use super::binding::Bindings;
 use super::values::{Cell, Failure, Known, Store, Value};
+use crate::binding::RunOf;
 use crate::host::UNFINISHED_LAUNCHES;
+use crate::modelled::read_program;
 
 /// What a process does to the rest of the system.
 #[derive(Debug)]
@@ -248,11 +249,7 @@ impl Process {
                 out.push(Action::Later(until));
             }
             Command::ReadProgram { ticket, program } => {
-                let text = String::from_utf8_lossy(program).into_owned();
-                let code = || FunctionCode { options: Vec::new(), artifact: Vec::new() };
-                let functions = text.lines().filter(|line| line.starts_with("function"));
-                let functions = functions.map(|_| code()).collect();
-                let reply = HostReply::ProgramRead { batched: text.clone(), text, functions };
+                let reply = read_program(program);
                 out.push(Action::Report(Report::CommandDone { ticket: *ticket, reply }));
             }
             Command::LoadProgram { executable, steps } => {
@@ -320,7 +317,7 @@ impl Process {
                 ..
             } => {
                 self.begin(*sequence, *previous)?;
-                let bindings = Bindings {
+                let run = RunOf {
                     args: args.clone(),
                     first_buffer: *first_buffer,
                     first_tag: *first_tag,
@@ -330,7 +327,7 @@ impl Process {
                 let program =
                     program.ok_or_else(|| format!("program {executable} is not there"))?;
                 let bound = program[steps.start as usize..steps.end as usize].iter();
-                let bound = bound.map(|step| bindings.bind(step)).collect::<Outcome<Vec<_>>>()?;
+                let bound = bound.map(|step| run.bind(step)).collect::<Outcome<Vec<_>>>()?;
                 let (acknowledge, completion) = (*acknowledge, *completion);
                 self.queue.push_front(Todo::EndOfRun { acknowledge, completion });
                 for step in bound.into_iter().rev() {

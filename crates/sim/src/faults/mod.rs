@@ -12,7 +12,6 @@
 //! that a wrong input of one host is seen on all. Messages take random times, and wait while an end is
 //! stopped or cut off. Not modelled: memory limits, inputs of hosts, collectives between islands.
 
-mod binding;
 mod checks;
 mod event;
 mod host;

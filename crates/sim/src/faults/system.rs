@@ -1,7 +1,6 @@
 //! The event loop: clients, the production controller, and hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use base::{BitsPerSecond, BufferId, ExecutableId, HostId, Nanos, Random};
 use control::{Config, Controller, Effect, Event};
@@ -54,11 +53,16 @@ pub(super) struct FaultySystem {
     pub restarting: BTreeSet<usize>,
     queue: EventQueue<SimEvent>,
     gangs: BTreeMap<BufferId, Gang>,
-    /// Number of hosts of each function.
+    /// Hosts of each function.
     members: BTreeMap<ExecutableId, BTreeSet<HostId>>,
     log: Option<Vec<String>>,
     violation: Option<BrokenInvariant>,
     longest_wait: Nanos,
+}
+
+/// Number of the island of a host.
+fn island_of(host: HostId) -> usize {
+    (host.0 / HOSTS) as usize
 }
 
 impl FaultySystem {
@@ -430,21 +434,5 @@ impl FaultySystem {
                 }
             }
         }
-    }
-}
-
-/// The description that a modelled host sends when it joins.
-pub(super) fn host_info(process: u64) -> protocol::HostInfo {
-    protocol::HostInfo {
-        process: process as u32,
-        data_address: format!("modelled/{process}"),
-        channels: Vec::new(),
-        jaxlib: "modelled".to_owned(),
-        platform: "modelled".to_owned(),
-        platform_version: String::new(),
-        device_kind: "modelled".into(),
-        memories: Arc::new(["device".into()]),
-        devices: 1,
-        device_memory: None,
     }
 }

@@ -5,11 +5,12 @@ use std::sync::{Arc, LazyLock};
 
 use base::{ClientId, DeviceId, Nanos, Random};
 use control::{CopySemantics, Handle, PutShard, Reply, Request, RequestId};
-use ir::{ArraySpec, DType, Dims, Partition, Sharding};
-use protocol::{Compiled, CompiledSharding, OutputSpec};
+use ir::{ArraySpec, DType, Dims, Sharding};
+use protocol::Compiled;
 use smallvec::smallvec;
 
 use super::checks::{IslandsSince, joined};
+use crate::modelled::{self, halves};
 
 /// Elements of an array, of which each host has half; large enough to be striped over channels.
 const ELEMENTS: i64 = 1 << 16;
@@ -30,21 +31,7 @@ pub(super) fn computed(values: [i64; 2]) -> [i64; 2] {
 
 /// The description of a function of one array.
 pub(super) fn compiled() -> Compiled {
-    let cut = CompiledSharding { partition: halves(), encoded: bytes::Bytes::new() };
-    let dims = Dims::from_slice(&[ELEMENTS]);
-    Compiled {
-        name: "mix".to_owned(),
-        parameters: Some(vec![cut.clone()]),
-        parameter_layouts: vec![vec![0]],
-        outputs: vec![OutputSpec { dtype: DType::U8, dims, cut, memory: None }],
-        output_layouts: vec![vec![0]],
-        parameter_count: 1,
-        ..Compiled::default()
-    }
-}
-
-fn halves() -> Partition {
-    Partition::Tiled { counts: Dims::from_slice(&[2]), tile_of: [0, 1].into() }
+    modelled::compiled("mix", DType::U8, &[ELEMENTS], halves())
 }
 
 /// An array as it must be.

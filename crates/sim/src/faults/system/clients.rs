@@ -29,12 +29,7 @@ impl FaultySystem {
         }
     }
 
-    pub(super) fn place(
-        &mut self,
-        client: ClientId,
-        island: usize,
-        is_slice: bool,
-    ) -> Option<ArrayPlace> {
+    fn place(&mut self, client: ClientId, island: usize, is_slice: bool) -> Option<ArrayPlace> {
         let id = IslandId(island as u32);
         if is_slice {
             let wanted = SliceRequest { shape: vec![2], island: Some(id), memory: None };

@@ -3,10 +3,11 @@
 use base::{HostId, IslandId, Nanos};
 use control::{Event, IslandState};
 
-use super::{FaultySystem, host_info};
+use super::{FaultySystem, HOSTS, ISLANDS, island_of};
 use crate::faults::event::{InjectedFault, SimEvent};
 use crate::faults::host::Process;
 use crate::faults::network::latency;
+use crate::modelled;
 
 impl FaultySystem {
     /// Decides what goes wrong and when.
@@ -18,10 +19,10 @@ impl FaultySystem {
         }
     }
 
-    pub(super) fn choose(&mut self) -> InjectedFault {
+    fn choose(&mut self) -> InjectedFault {
         let host = HostId(self.random.below(self.machines.len() as u64) as u32);
         let user = self.random.below(self.users.len() as u64) as usize;
-        let island = self.random.below(self.machines.len() as u64 / 2) as usize;
+        let island = self.random.below(ISLANDS.into()) as usize;
         // Some are over before the host is lost, some after.
         let span = Nanos(1_000_000 + self.random.below(14_000_000_000));
         match self.random.below(12) {
@@ -72,7 +73,7 @@ impl FaultySystem {
             InjectedFault::Freeze(span) => {
                 self.counts.freezes += 1;
                 self.frozen_until = self.now + span;
-                for island in 0..self.machines.len() / 2 {
+                for island in 0..ISLANDS as usize {
                     self.troubles.slow(island, self.frozen_until);
                 }
             }
@@ -106,27 +107,27 @@ impl FaultySystem {
         }
     }
 
-    pub(super) fn slow(&mut self, host: HostId, until: Nanos) {
-        self.troubles.slow(host.0 as usize / 2, until);
+    fn slow(&mut self, host: HostId, until: Nanos) {
+        self.troubles.slow(island_of(host), until);
     }
 
     /// Ends a process; its connection is closed.
-    pub(super) fn kill(&mut self, host: HostId) {
+    fn kill(&mut self, host: HostId) {
         let machine = &mut self.machines[host.0 as usize];
         if let Some(process) = machine.process.take() {
             let incarnation = process.incarnation;
             machine.stopped_until = Nanos(0);
-            self.troubles.lost(host.0 as usize / 2);
+            self.troubles.lost(island_of(host));
             self.soon(SimEvent::ConnectionLost(host, incarnation));
         }
     }
 
     /// The controller gives a host up: its connection is closed, and its process is ended.
     pub(super) fn stop_host(&mut self, host: HostId) {
-        let island = host.0 as usize / 2;
+        let island = island_of(host);
         self.note(|| format!("host {host} is given up"));
         self.troubles.lost(island);
-        self.counts.losses += u64::from(host.0.is_multiple_of(2));
+        self.counts.losses += u64::from(host.0.is_multiple_of(HOSTS));
         let machine = &mut self.machines[host.0 as usize];
         machine.is_connected = false;
         let process = machine.incarnation;
@@ -147,13 +148,14 @@ impl FaultySystem {
     pub(super) fn start_island(&mut self, mut island: usize) {
         if self.now > Nanos(0) {
             let state = |island| self.controller.island_state(IslandId(island as u32));
-            if !(0..self.machines.len() / 2).any(|island| is_gone(state(island))) {
+            if !(0..ISLANDS as usize).any(|island| is_gone(state(island))) {
                 return;
             }
             // All are of one shape, so another that was lost before may come back for it.
             island = self.controller.add_island(&Self::island()).0 as usize;
         }
-        for host in [2 * island, 2 * island + 1] {
+        let first = island * HOSTS as usize;
+        for host in first..first + HOSTS as usize {
             let when = Nanos(self.now.0 + 1_000_000 + self.random.below(300_000_000));
             self.machines[host].process = None;
             self.machines[host].stopped_until = Nanos(0);
@@ -161,7 +163,7 @@ impl FaultySystem {
         }
     }
 
-    pub(super) fn start(&mut self, host: HostId) {
+    fn start(&mut self, host: HostId) {
         let now = self.now;
         let takes = latency(&mut self.random);
         let machine = &mut self.machines[host.0 as usize];
@@ -169,9 +171,10 @@ impl FaultySystem {
         machine.is_connected = true;
         machine.process = Some(Process::new(machine.incarnation, now));
         (machine.to_host, machine.to_controller) = (now + takes, now + takes);
-        let info = host_info(u64::from(host.0) + 100 * machine.incarnation);
+        let number = host.0 + 100 * machine.incarnation as u32;
+        let info = modelled::host_info(number, 1, None);
         self.submit(Event::HostJoined { host, info });
-        let id = IslandId(host.0 / 2);
+        let id = IslandId(island_of(host) as u32);
         if self.controller.island_state(id) == IslandState::Up {
             self.note(|| format!("island {id} is up"));
             self.troubles.restored(id.0 as usize, self.now);
@@ -180,7 +183,7 @@ impl FaultySystem {
 
     /// Takes note of removals that have ended.
     pub(super) fn end_removals(&mut self) {
-        for island in 0..self.machines.len() / 2 {
+        for island in 0..ISLANDS as usize {
             if let Some(Err(error)) = self.controller.removal(IslandId(island as u32)) {
                 self.note(|| format!("island {island} is not removed: {error}"));
             }
@@ -194,7 +197,7 @@ impl FaultySystem {
         let is_free = |until: Nanos| until <= self.now;
         is_free(self.frozen_until)
             && self.restarting.is_empty()
-            && (0..self.machines.len() / 2).all(is_up)
+            && (0..ISLANDS as usize).all(is_up)
             && self.machines.iter().all(|one| is_free(one.cut_until) && is_free(one.stopped_until))
     }
 }

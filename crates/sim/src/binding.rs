@@ -2,24 +2,28 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, TransferTag};
+use base::{BufferId, ClientId, TransferTag};
 use protocol::Command;
 
-/// Buffers of the slots of a run, and the first of its messages.
-#[derive(Debug, Clone)]
-pub(super) struct Bindings {
+/// The bindings of a run's slots and tags to buffers and message tags.
+#[derive(Debug)]
+pub(crate) struct RunOf {
     pub args: Arc<[BufferId]>,
     pub first_buffer: BufferId,
     pub first_tag: TransferTag,
-    pub client: base::ClientId,
+    pub client: ClientId,
 }
 
-impl Bindings {
-    fn slot(&self, slot: &mut BufferId) {
-        *slot = match self.args.get(slot.0 as usize) {
+impl RunOf {
+    pub fn buffer(&self, slot: BufferId) -> BufferId {
+        match self.args.get(slot.0 as usize) {
             Some(&buffer) => buffer,
             None => BufferId(self.first_buffer.0 + slot.0 - self.args.len() as u64),
-        };
+        }
+    }
+
+    fn slot(&self, slot: &mut BufferId) {
+        *slot = self.buffer(*slot);
     }
 
     fn tag(&self, tag: &mut TransferTag) {

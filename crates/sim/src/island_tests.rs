@@ -4,35 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, TransferTag};
+use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, Random, TransferTag};
 use control::{
     Config, Controller, Effect, Event, Handle, IslandState, PutShard, Reply, Request, Share,
     SliceRequest,
 };
 use fabric::{Cluster, IslandSpec};
-use ir::{ArraySpec, DType, Dims, Partition, Sharding};
-use protocol::{
-    Command, Compiled, CompiledSharding, FunctionCode, HostInfo, HostReply, OutputSpec,
-    ReceivedShard, Report,
-};
+use ir::{ArraySpec, DType, Dims, Sharding};
+use protocol::{Command, Compiled, HostReply, ReceivedShard, Report};
 use smallvec::smallvec;
+
+use crate::binding::RunOf;
+use crate::modelled;
 
 /// Elements of the arrays; two devices hold half of them each.
 const ELEMENTS: i64 = 1 << 19;
 const CLIENT: ClientId = ClientId(1);
-
-/// SplitMix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-}
 
 /// A modelled host: every shard of an array is one number.
 #[derive(Default)]
@@ -63,7 +50,7 @@ impl World {
             controller: Controller::new(Cluster::new(islands), Config::default()),
             hosts: Vec::new(),
             replies: BTreeMap::new(),
-            random: Random(seed),
+            random: Random::of(&[seed]),
             next_request: 1,
             next_handle: 1,
             relayed: 0,
@@ -82,18 +69,8 @@ impl World {
         for host in hosts {
             self.hosts[host.0 as usize] = Host { is_there: true, ..Host::default() };
             let devices = self.controller.cluster().devices();
-            let info = HostInfo {
-                process: host.0,
-                data_address: format!("modelled/{host}"),
-                channels: Vec::new(),
-                jaxlib: "modelled".to_owned(),
-                platform: "modelled".to_owned(),
-                platform_version: String::new(),
-                device_kind: "modelled".into(),
-                memories: Arc::new(["device".into()]),
-                devices: devices.filter(|device| device.host == host).count() as u32,
-                device_memory: Some(1 << 20),
-            };
+            let devices = devices.filter(|device| device.host == host).count() as u32;
+            let info = modelled::host_info(host.0, devices, Some(1 << 20));
             self.tell(Event::HostJoined { host, info });
         }
     }
@@ -137,7 +114,7 @@ impl World {
         if busy.is_empty() {
             return false;
         }
-        let host = busy[self.random.below(busy.len())];
+        let host = busy[self.random.below(busy.len() as u64) as usize];
         let has_reports = !self.hosts[host].reports.is_empty();
         if has_reports && (self.random.below(2) == 0 || !self.can_obey(host)) {
             let report = self.hosts[host].reports.pop_front().expect("seen above");
@@ -201,15 +178,18 @@ impl World {
                 first_buffer,
                 first_tag,
                 acknowledge,
+                client,
                 ..
             } => {
-                let slot = |slot: BufferId| match args.get(slot.0 as usize) {
-                    Some(&buffer) => buffer,
-                    None => BufferId(first_buffer.0 + slot.0 - args.len() as u64),
+                let run = RunOf {
+                    args: args.clone(),
+                    first_buffer: *first_buffer,
+                    first_tag: *first_tag,
+                    client: *client,
                 };
                 let all = &host.programs[executable][steps.start as usize..steps.end as usize];
                 let bound: Vec<Command> =
-                    all.iter().map(|step| bind(step, &slot, first_tag.0)).collect();
+                    all.iter().map(|step| run.bind(step).expect("it is modelled")).collect();
                 for step in bound.into_iter().rev() {
                     host.queue.push_front(step);
                 }
@@ -282,11 +262,7 @@ impl World {
                 );
             }
             Command::ReadProgram { ticket, program } => {
-                let text = String::from_utf8_lossy(program).into_owned();
-                let code = || FunctionCode { options: Vec::new(), artifact: Vec::new() };
-                let functions = text.lines().filter(|line| line.starts_with("function"));
-                let functions = functions.map(|_| code()).collect();
-                let reply = HostReply::ProgramRead { batched: text.clone(), text, functions };
+                let reply = modelled::read_program(program);
                 self.done(at, *ticket, reply);
             }
             Command::LoadProgram { executable, steps } => {
@@ -309,63 +285,14 @@ impl World {
     }
 }
 
-/// A step of a whole program, with the bindings of its slots and tags in a run.
-fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) -> Command {
-    let mut step = step.clone();
-    match &mut step {
-        Command::Launch { args, first_result, .. } => {
-            args.iter_mut().for_each(|arg| *arg = slot(*arg));
-            *first_result = slot(*first_result);
-        }
-        Command::AssembleShards { buffer, shards, .. } => {
-            *buffer = slot(*buffer);
-            shards.iter_mut().for_each(|shard| shard.source = slot(shard.source));
-        }
-        Command::Copy { source, buffer, .. } => {
-            *source = slot(*source);
-            *buffer = slot(*buffer);
-        }
-        Command::Send { source, pieces, .. } => {
-            *source = slot(*source);
-            pieces.iter_mut().for_each(|piece| piece.tag.0 += first_tag);
-        }
-        Command::Relay { relays } => {
-            for relay in relays {
-                relay.tag.0 += first_tag;
-                relay.onward.0 += first_tag;
-            }
-        }
-        Command::Receive { buffer, shards, .. } => {
-            *buffer = slot(*buffer);
-            for piece in shards.iter_mut().flat_map(|shard| &mut shard.pieces) {
-                piece.tag.0 += first_tag;
-            }
-        }
-        Command::Free { buffers } => buffers.iter_mut().for_each(|buffer| *buffer = slot(*buffer)),
-        other => panic!("no program has {other:?}"),
-    }
-    step
-}
-
 /// A program that adds one to an array.
 fn compiled() -> Compiled {
-    let partition = Partition::Tiled { counts: Dims::from_slice(&[2]), tile_of: [0, 1].into() };
-    let cut = CompiledSharding { partition, encoded: bytes::Bytes::new() };
-    let dims = Dims::from_slice(&[ELEMENTS]);
-    Compiled {
-        name: "add_one".to_owned(),
-        parameters: Some(vec![cut.clone()]),
-        parameter_layouts: vec![vec![0]],
-        outputs: vec![OutputSpec { dtype: DType::U8, dims, cut, memory: None }],
-        output_layouts: vec![vec![0]],
-        parameter_count: 1,
-        ..Compiled::default()
-    }
+    modelled::compiled("add_one", DType::U8, &[ELEMENTS], modelled::halves())
 }
 
 fn halves(devices: &[DeviceId]) -> ArraySpec {
-    let partition = Partition::Tiled { counts: Dims::from_slice(&[2]), tile_of: [0, 1].into() };
-    let sharding = Sharding { devices: devices.into(), memory: None, partition };
+    let sharding =
+        Sharding { devices: devices.into(), memory: None, partition: modelled::halves() };
     ArraySpec { dtype: DType::U8, dims: Dims::from_slice(&[ELEMENTS]), sharding }
 }
 
@@ -443,7 +370,7 @@ impl User {
 
     /// Sends a request.
     fn act(&mut self, world: &mut World) {
-        let slice = world.random.below(2);
+        let slice = world.random.below(2) as usize;
         let made = world.handle();
         let (old, value) = self.arrays[slice];
         match world.random.below(4) {
@@ -525,7 +452,7 @@ fn live_through(seed: u64, times: usize) {
             .map(IslandId)
             .filter(|&id| world.controller.island_state(id) == IslandState::Up)
             .collect();
-        let gone = up[world.random.below(up.len())];
+        let gone = up[world.random.below(up.len() as u64) as usize];
         let effects = world.controller.remove_island(gone, false).expect("slices can move");
         world.carry_out(effects);
         while world.controller.removal(gone).is_none() {
