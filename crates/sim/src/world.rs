@@ -11,8 +11,8 @@ use control::{Config, Controller, Effect, Event, Reply, Request};
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
 use protocol::{
-    Acknowledge, Command, GivenGroup, GroupCollective, HostReply, MadeGroup, PeerMessage, RelayHop,
-    Report,
+    Acknowledge, Command, Compiled, GivenGroup, GroupCollective, HostReply, MadeGroup, PeerMessage,
+    RelayHop, Report,
 };
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
@@ -479,9 +479,7 @@ impl Simulation {
                 Some(self.costs.step)
             }
             Command::Compile { ticket, .. } => {
-                let compiled =
-                    modelled::compiled("modelled", DType::F32, &[], Partition::Replicated);
-                let reply = HostReply::ProgramCompiled { compiled: Box::new(compiled) };
+                let reply = HostReply::ProgramCompiled { compiled: Box::new(compiled()) };
                 self.report(id, Report::CommandDone { ticket: *ticket, reply });
                 Some(self.costs.step)
             }
@@ -765,4 +763,9 @@ fn exchanged(step: &Command, given: &[GivenGroup], targets: &[PeerMessage], shar
         }
         _ => 0,
     }
+}
+
+/// Returns the description of a program with one scalar parameter and one scalar result.
+fn compiled() -> Compiled {
+    modelled::compiled("modelled", DType::F32, &[], Partition::Replicated)
 }
