@@ -1,12 +1,13 @@
 //! Which buffers of a client derive from which others.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use base::BufferId;
-use ir::{Program, ValueId};
 use smallvec::SmallVec;
+
+use crate::programs::Dataflow;
 
 /// Operations of each client that are remembered.
 const LINEAGE_LENGTH: usize = 4096;
@@ -17,39 +18,35 @@ struct Operation {
     made: Range<u64>,
     read: SmallVec<[BufferId; 8]>,
     /// The whole program that it ran.
-    program: Option<Arc<Program>>,
+    program: Option<Arc<Dataflow>>,
 }
 
 impl Operation {
-    /// Adds what derives from buffers in `derived` in a run of a whole program, which makes a buffer
-    /// of each value, then of each result that is an input or another result, then its completion.
-    fn derive_in(&self, program: &Program, derived: &mut Derived) {
+    /// Adds what derives from buffers in `derived` in a run of a whole program: of its values and
+    /// results, and its completion, which comes last, if any of them does.
+    fn derive_in(&self, dataflow: &Dataflow, derived: &mut Derived) {
+        let (program, lowered) = (&dataflow.program, &dataflow.lowered);
         let inputs = program.inputs as usize;
         let buffer = |slot: usize| match slot.checked_sub(inputs) {
             Some(slot) => BufferId(self.made.start + slot as u64),
             None => self.read[slot],
         };
-        let mut found: Vec<bool> =
-            (0..program.values.len()).map(|value| derived.contains(buffer(value))).collect();
+        let slots = inputs + (self.made.end - self.made.start) as usize;
+        let mut found: Vec<bool> = (0..slots).map(|slot| derived.contains(buffer(slot))).collect();
         for node in &program.nodes {
             if node.args.iter().any(|arg| found[arg.0 as usize]) {
                 node.results.clone().for_each(|result| found[result as usize] = true);
             }
         }
-        let mut seen = BTreeSet::new();
-        let is_copy = |value: &&ValueId| value.0 < program.inputs || !seen.insert(value.0);
-        let copies: Vec<ValueId> = program.results.iter().filter(is_copy).copied().collect();
-        found.extend(copies.iter().map(|value| found[value.0 as usize]).collect::<Vec<_>>());
-        let rest = self.made.end - buffer(found.len()).0;
-        let is_any = found.contains(&true);
-        found.extend((0..rest).map(|_| is_any));
-        let newest = derived.0.last().map_or(0, |range| range.end);
-        for slot in (inputs..found.len()).filter(|&slot| found[slot]) {
-            let number = buffer(slot).0;
-            if number >= newest {
-                derived.0.push(number..number + 1);
-            }
+        for (value, &slot) in program.results.iter().zip(&lowered.results) {
+            found[slot as usize] |= found[value.0 as usize];
         }
+        let completion = inputs + lowered.slots as usize;
+        let is_any = found.contains(&true);
+        found[completion..].fill(is_any);
+        let newest = derived.0.last().map_or(0, |range| range.end);
+        let numbers = (inputs..slots).filter(|&slot| found[slot]).map(|slot| buffer(slot).0);
+        derived.0.extend(numbers.filter(|&number| number >= newest).map(|one| one..one + 1));
     }
 }
 
@@ -74,7 +71,7 @@ impl Lineage {
         first: BufferId,
         count: u64,
         read: SmallVec<[BufferId; 8]>,
-        program: Option<Arc<Program>>,
+        program: Option<Arc<Dataflow>>,
     ) {
         if self.operations.len() == LINEAGE_LENGTH {
             self.forgotten = self.operations.pop_front().map_or(0, |oldest| oldest.made.end);
@@ -118,9 +115,11 @@ impl Derived {
 
 #[cfg(test)]
 mod tests {
+    use ir::Program;
     use smallvec::smallvec;
 
     use super::*;
+    use crate::programs::Lowered;
 
     fn found(lineage: &Lineage, lost: u64) -> Vec<u64> {
         let derived = lineage.derived(BufferId(lost));
@@ -150,7 +149,11 @@ mod tests {
              node %4: {kind} = call @f (%2)\nnode %5: {kind} = call @f (%3)\n\
              return (%4, %5, %0, %5)\n"
         );
-        let program = Arc::new(Program::parse(&text).unwrap());
+        let program = Program::parse(&text).unwrap();
+        let lowered = Lowered { slots: 6, results: vec![4, 5, 6, 7], ..Lowered::default() };
+        let (source, functions) = (program.clone(), Vec::new());
+        let dataflow = Dataflow { source, program, inputs: Vec::new(), lowered, functions };
+        let program = Arc::new(dataflow);
         let mut lineage = Lineage::default();
         // Values 2 to 5, the copies of %0 and of %5, and the completion.
         let read = smallvec![BufferId(3), BufferId(4)];

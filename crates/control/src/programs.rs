@@ -25,7 +25,7 @@ pub(crate) enum ExecutableForm {
     /// As collectives exchanged in messages between hosts of several islands.
     Exchange,
     /// As the steps of a whole program.
-    Dataflow(Box<Dataflow>),
+    Dataflow(Arc<Dataflow>),
 }
 
 /// A program lowered to physical devices.
@@ -59,7 +59,7 @@ pub(crate) struct Dataflow {
     /// As it was parsed, on physical devices.
     pub source: Program,
     /// The same as it runs: with runs of small calls batched into one call each.
-    pub program: Arc<Program>,
+    pub program: Program,
     pub inputs: Vec<Arc<ArraySpec>>,
     pub lowered: Lowered,
     /// The executable of each function, in the program's order.
@@ -218,9 +218,9 @@ impl Executable {
     }
 
     /// Returns the whole program that it is, if it is one.
-    pub fn program(&self) -> Option<&Arc<Program>> {
+    pub fn whole_program(&self) -> Option<&Arc<Dataflow>> {
         match &self.form {
-            ExecutableForm::Dataflow(dataflow) => Some(&dataflow.program),
+            ExecutableForm::Dataflow(dataflow) => Some(dataflow),
             _ => None,
         }
     }

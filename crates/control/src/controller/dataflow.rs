@@ -161,12 +161,12 @@ impl Controller {
             output_specs: outputs.iter().cloned().map(Arc::new).collect(),
             outputs,
             output_hosts,
-            form: ExecutableForm::Dataflow(Box::new(Dataflow {
+            form: ExecutableForm::Dataflow(Arc::new(Dataflow {
                 inputs: inputs.iter().cloned().map(Arc::new).collect(),
                 lowered,
                 functions,
                 source,
-                program: Arc::new(program),
+                program,
             })),
         })
     }

@@ -177,7 +177,7 @@ impl Controller {
         let first_result = BufferId(self.next_ids(made + is_awaited));
         let completion = run.status.map(|_| BufferId(first_result.0 + made));
         let made = made + is_awaited;
-        let program = executable.program().cloned();
+        let program = executable.whole_program().cloned();
         self.client(client).lineage.note_run(first_result, made, args.clone(), program);
         self.note_call(client, &executable, &args, specs, first_result, &run.keep);
         match &executable.form {

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use base::{ClientId, Status};
-use ir::Program;
 
 use super::{Controller, Outcome};
 use crate::clients::Renewal;
@@ -47,7 +46,7 @@ impl Controller {
     ) {
         match &program.form {
             ExecutableForm::Dataflow(dataflow) => {
-                let texts = (dataflow.source.clone(), Program::clone(&dataflow.program));
+                let texts = (dataflow.source.clone(), dataflow.program.clone());
                 let functions = dataflow.functions.iter();
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
                 self.assemble_functions(client, purpose, texts, codes);
