@@ -69,7 +69,7 @@ async fn serve_host(
     world.submit(Event::HostJoined { host, info: hello.info });
     let writer = tokio::spawn(write_commands(outgoing.clone(), output));
     send_heartbeats(&world, host, &outgoing);
-    let cause = match read_reports(&world, host, &mut input).await {
+    let cause = match read_reports(&world, host, &outgoing, &mut input).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             format!("process {process} closed its connection")
         }
@@ -108,6 +108,7 @@ async fn read_hello(input: &mut (impl AsyncRead + Unpin), token: &str) -> io::Re
 async fn read_reports(
     world: &Arc<World>,
     host: HostId,
+    outgoing: &Arc<CommandQueue>,
     input: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<std::convert::Infallible> {
     let mut input = tokio::io::BufReader::with_capacity(64 << 10, input);
@@ -118,7 +119,7 @@ async fn read_reports(
                 let world = world.clone();
                 tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
             }
-            report => world.submit(Event::Host { host, report }),
+            report => world.report(host, outgoing, report),
         }
     }
 }

@@ -269,6 +269,13 @@ impl World {
         Some(fresh)
     }
 
+    /// Handles a report of a host, unless another connection has replaced the one that it came by.
+    pub(crate) fn report(&self, host: HostId, outgoing: &Arc<CommandQueue>, report: Report) {
+        if self.is_current(host, outgoing) {
+            self.submit(Event::Host { host, report });
+        }
+    }
+
     /// Handles the end of a host's connection, unless another connection has replaced it.
     pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<CommandQueue>, cause: String) {
         if self.is_current(host, outgoing) {

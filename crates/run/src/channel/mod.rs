@@ -238,10 +238,7 @@ impl DataPlane {
     /// Messages of a peer with smaller tags were for an earlier process of it to send: they never
     /// arrive. Returns whether that process is the newest that is known, and has not been lost.
     pub fn begins_at(&self, host: HostId, tag: TransferTag) -> bool {
-        let mut first_tags = self.0.first_tags.write();
-        let known = first_tags.entry(host).or_insert(tag);
-        *known = tag.max(*known);
-        *known == tag
+        self.0.raise_first_tag(host, tag) == tag
     }
 
     /// Drops messages with smaller tags, those that have arrived and all to come: they are for an
@@ -448,16 +445,25 @@ impl Inner {
         if from == self.me || from == CONTROLLER {
             return None;
         }
-        let is_of_earlier = || self.first_tags.read().get(&from).is_some_and(|&first| tag < first);
-        let may_come = self.peers.read().contains_key(&from) && !is_of_earlier();
+        let may_come = self.peers.read().contains_key(&from) && !self.is_of_earlier(tag, from);
         (!may_come).then(|| self.gone(from))
     }
 
-    fn lose_peer(self: &Arc<Self>, host: HostId, tag: TransferTag, error: &Status) {
+    /// Whether an earlier process of a peer was to send this message.
+    fn is_of_earlier(&self, tag: TransferTag, from: HostId) -> bool {
+        self.first_tags.read().get(&from).is_some_and(|&first| tag < first)
+    }
+
+    /// Notes that messages of a peer with smaller tags never arrive; returns the least that may.
+    fn raise_first_tag(&self, host: HostId, tag: TransferTag) -> TransferTag {
         let mut first_tags = self.first_tags.write();
         let first = first_tags.entry(host).or_insert(tag);
         *first = tag.max(*first);
-        drop(first_tags);
+        *first
+    }
+
+    fn lose_peer(self: &Arc<Self>, host: HostId, tag: TransferTag, error: &Status) {
+        self.raise_first_tag(host, tag);
         self.peers.write().remove(&host);
         self.lost.lock().insert(host, error.clone());
         self.segments.lock().retain(|(from, _), _| *from != host);
@@ -491,7 +497,7 @@ impl Inner {
 
     /// Delivers a message of a peer, unless that process of it was lost: its receiver has an error.
     fn arrive_from(self: &Arc<Self>, from: HostId, tag: TransferTag, outcome: ReceiveResult) {
-        if self.first_tags.read().get(&from).is_none_or(|&first| tag >= first) {
+        if !self.is_of_earlier(tag, from) {
             self.arrive(tag, outcome);
         }
     }
