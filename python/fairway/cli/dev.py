@@ -19,11 +19,11 @@ CHUNK = 500
 SHOWN = 20
 """Violations that are printed."""
 
-dev_app = typer.Typer(help="Checks of Fairway itself, for its developers.", no_args_is_help=True)
+dev_app = typer.Typer(no_args_is_help=True)
 
 
 @dev_app.callback()
-def _group() -> None:
+def _group() -> None:  # without it, typer would make the only command the group
     """Checks of Fairway itself, for its developers."""
 
 
