@@ -217,24 +217,34 @@ def test_a_stopped_host_is_lost_after_the_timeout(
 
 def test_a_host_that_works_hard_is_not_lost(start: Start) -> None:
     """Compilations and computations longer than the heartbeat timeout are no failure."""
-    run = start("1x1x2", timeout_s=1.0)
+    # Beside busy processes of other sessions, Linux (autogroup) lets the thread that answers wait
+    # for most of a second.
+    timeout_s = 3.0
+    run = start("1x1x2", timeout_s=timeout_s)
     result = client(
         run,
         """
         def many(x):
-            for i in range(400):
+            for i in range(800):
                 x = jnp.sin(x) * jnp.cos(x * (i + 1)) if i % 2 else jnp.cumsum(x) / (i + 2)
             return x
+        def loop(x):
+            return jax.lax.fori_loop(0, 1 << 26, lambda i, x: jnp.sin(x) + i, x)
         began = time.monotonic()
         y = jax.jit(many)(np.ones(300))
         y.block_until_ready()
-        z = jax.lax.fori_loop(0, 1 << 19, lambda i, x: jnp.sin(x) + i, jnp.ones(16))
-        say("done", s=time.monotonic() - began, finite=bool(jnp.isfinite(y + z[0]).all()))
+        compiled = time.monotonic()
+        z = jax.jit(loop)(jnp.ones(16))
+        z.block_until_ready()
+        computed = time.monotonic()
+        finite = bool(jnp.isfinite(y).all() & jnp.isfinite(z).all())
+        say("done", compiling=compiled - began, computing=computed - compiled, finite=finite)
         """,
         120,
     )
-    assert said(result.stdout, "done")["finite"], result.stdout
-    assert said(result.stdout, "done")["s"] > 2.0, "the work is too light to show anything"
+    done = said(result.stdout, "done")
+    assert done["finite"], result.stdout
+    assert min(done["compiling"], done["computing"]) > timeout_s, f"too light to show anything: {done}"
     assert not hosts_of(run)[0]["lost"]
 
 
