@@ -363,6 +363,8 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> float
 
 
 Measured = Callable[[str, float], None]
+Start = Callable[..., Run]
+Begin = Callable[[Islands, str], Background]
 
 
 FAST = {
@@ -472,7 +474,7 @@ def show_script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Run]]:
+def start() -> Iterator[Start]:
     """Starts islands in this process; they are stopped after the test."""
     runs: list[Run] = []
 
@@ -488,7 +490,7 @@ def start() -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture
-def background() -> Iterator[Callable[[Islands, str], Background]]:
+def background() -> Iterator[Begin]:
     """Starts client programs that are ended after the test."""
     clients: list[Background] = []
 

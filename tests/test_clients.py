@@ -7,13 +7,13 @@ import os
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import (
     Background,
-    Islands,
+    Begin,
     Measured,
     Up,
     client,
@@ -23,8 +23,6 @@ from conftest import (
     said,
     until,
 )
-
-Begin = Callable[[Islands, str], Background]
 
 SOAK_S = float(os.environ.get("FAIRWAY_SOAK_S", "15"))
 """Duration for which two clients run concurrently, in seconds."""
