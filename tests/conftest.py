@@ -330,10 +330,19 @@ def hosts_of(islands: Islands) -> list[dict[str, Any]]:
 def is_alive(process: int) -> bool:
     """Checks whether a process exists and is not a zombie."""
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat_of(process)[0] not in "ZX"
     except OSError:
         return False
-    return state not in "ZX"
+
+
+def children(process: int) -> list[int]:
+    """Child processes of this one, in order of their ids."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended since it was listed
+            if int(stat_of(int(entry.name))[1]) == process:
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def rss_bytes(process: int) -> int:
@@ -344,8 +353,16 @@ def rss_bytes(process: int) -> int:
 
 def cpu_s(process: int) -> float:
     """User and system time of a process, in seconds."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, stat_of(process)[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def stat_of(process: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` that follow the command, whose name may hold spaces.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 def until(condition: Callable[[], object], timeout_s: float, what: str) -> float:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import (
-    Background,
+    Begin,
     Islands,
     Notebook,
+    Start,
     client,
     client_environment,
     hosts_of,
@@ -328,7 +329,7 @@ def test_a_choice_of_nobody_is_an_error_that_names_the_row(do: Callable[[str], N
     )
 
 
-def test_only_rows_that_are_routed_travel(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_only_rows_that_are_routed_travel(start: Start, tmp_path: Path) -> None:
     run = start("2x1x2", timeline=tmp_path / "timeline.json")
     width, n, k = 256, 64, 2
     result = client(
@@ -359,9 +360,7 @@ say("routed", leaving=int(leaving))
     assert there + back <= moved <= there + back + heads, (moved, there + back)
 
 
-def test_what_is_moved_is_counted(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_what_is_moved_is_counted(start: Start, background: Begin) -> None:
     """Bytes to hosts, between them, back, and of ragged exchanges are metrics of the overview."""
     run = start("2x1x2")
     running = background(
@@ -395,9 +394,7 @@ moved()
         running.tell("")
 
 
-def test_a_lost_host_is_named_where_its_rows_are_used(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_a_lost_host_is_named_where_its_rows_are_used(start: Start, background: Begin) -> None:
     run = start("2x1x2")
     running = background(
         run,
@@ -424,7 +421,7 @@ say("fine")
     running.hear("fine", 60)
 
 
-def test_too_much_at_once_is_taken_in_rounds(start: Callable[..., Run]) -> None:
+def test_too_much_at_once_is_taken_in_rounds(start: Start) -> None:
     """With 8 MiB a device, the worst case of one round does not fit; several rounds do."""
     run = start("2x1x2", device_memory="8MiB")
     result = client(
@@ -470,9 +467,7 @@ def losses(folder: Path, dispatch: str, islands: Islands | None, *options: str) 
     return np.array(json.loads((folder / f"moe_lm_{dispatch}.json").read_text())["losses"])
 
 
-def test_experts_on_two_islands_train_as_on_one_device(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_experts_on_two_islands_train_as_on_one_device(start: Start, tmp_path: Path) -> None:
     wanted = losses(tmp_path, "dense", None)
     run = start("2x1x2")
     found = losses(tmp_path, "sparse", run, "--capacity", "256")  # rounds, as routing is skewed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from conftest import Up, is_alive, until
+from conftest import Up, children, is_alive, until
 
 HEARD_WITHIN_S = 60.0
 
@@ -315,9 +315,3 @@ def stop_the_host(process: int) -> int:
     (host,) = children(process)
     os.kill(host, signal.SIGSTOP)
     return host
-
-
-def children(process: int) -> list[int]:
-    """Child processes of this one, oldest first."""
-    lists = Path(f"/proc/{process}/task").glob("*/children")
-    return sorted(int(number) for one in lists for number in one.read_text().split())

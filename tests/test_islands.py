@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 
 import pytest
-from conftest import Background, Islands, client, hosts_of, is_alive, rss_bytes, said, until
+from conftest import (
+    Begin,
+    Start,
+    client,
+    hosts_of,
+    is_alive,
+    rss_bytes,
+    said,
+    until,
+)
 
-from fairway.daemon import Run
 from fairway.errors import IslandError
 from fairway.settings import IslandSettings
 
@@ -41,9 +48,7 @@ say("result", count=len(devices), island=devices[-1].island, total=float(home.su
 """
 
 
-def test_islands_come_and_go_under_load(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_islands_come_and_go_under_load(start: Start, background: Begin) -> None:
     run = start("1x1x2")
     loop = background(run, LOOP)
     loop.hear("ready")
@@ -69,9 +74,7 @@ def test_islands_come_and_go_under_load(
     assert (host["memory_bytes"], host["queued"]) == (0, 0)
 
 
-def test_an_island_in_use_stays_unless_forced(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_an_island_in_use_stays_unless_forced(start: Start, background: Begin) -> None:
     run = start("2x1x1")
     user = background(
         run,
@@ -133,9 +136,7 @@ say("result", turns=turns, least=float(x.min()), most=float(x.max()),
 """
 
 
-def test_slices_move_when_their_island_goes(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_slices_move_when_their_island_goes(start: Start, background: Begin) -> None:
     """Arrays, programs and whole programs migrate under load; the script notices nothing."""
     run = start("2x1x2")
     loop = background(run, MOVED)
@@ -155,9 +156,7 @@ def test_slices_move_when_their_island_goes(
     assert memory == [0, 0]
 
 
-def test_slices_stay_where_nothing_else_has_room(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_slices_stay_where_nothing_else_has_room(start: Start, background: Begin) -> None:
     run = start("1x1x1")
     assert run.add_island(IslandSettings(1, 2)) == 1
     user = background(
@@ -180,7 +179,7 @@ def test_slices_stay_where_nothing_else_has_room(
     assert user.hear("result")["total"] == 36.0
 
 
-def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
+def test_an_island_that_died_comes_back(start: Start) -> None:
     run = start("2x1x2")
     lost = hosts_of(run)[1]["process"]
     os.kill(lost, signal.SIGKILL)
@@ -192,7 +191,7 @@ def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
 
 
 def test_functions_of_a_lost_island_run_again_once_it_is_back(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+    start: Start, background: Begin
 ) -> None:
     """JAX's caches stay: earlier programs are recompiled where they are next run."""
     run = start("2x1x2")
@@ -251,9 +250,7 @@ def test_functions_of_a_lost_island_run_again_once_it_is_back(
     until(lambda: not run.overview()["clients"], 10, "the client is gone")
 
 
-def test_a_client_uses_an_island_that_came_after_it(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_a_client_uses_an_island_that_came_after_it(start: Start, background: Begin) -> None:
     """Through a slice, since `jax.devices()` lists the islands at the time of its connection."""
     run = start("1x1x1")
     user = background(
@@ -280,7 +277,7 @@ def test_a_client_uses_an_island_that_came_after_it(
     run.remove_island(number)
 
 
-def test_lives_of_islands_leave_nothing_behind(start: Callable[..., Run]) -> None:
+def test_lives_of_islands_leave_nothing_behind(start: Start) -> None:
     run = start("1x1x1")
     sizes = []
     for _ in range(6):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Background, Islands, Measured, client, hosts_of, said
+from conftest import Begin, Measured, Start, client, hosts_of, said
 
 from fairway.daemon import Run
 
@@ -94,17 +93,15 @@ def check(output: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, PROGRAM], ids=["op by op", "program"])
-def test_an_array_of_which_half_arrives_fails_alone(
-    start: Callable[..., Run], more: dict[str, str]
-) -> None:
+def test_an_array_of_which_half_arrives_fails_alone(start: Start, more: dict[str, str]) -> None:
     run = start("3x2x1")
     check(client(run, half(run, **more), 90).stdout)
     assert [bool(host["lost"]) for host in hosts_of(run)] == [True] * 2 + [False] * 4
 
 
 def test_other_clients_of_the_island_go_on(
-    start: Callable[..., Run],
-    background: Callable[[Islands, str], Background],
+    start: Start,
+    background: Begin,
     measured: Measured,
 ) -> None:
     run = start("3x2x1")
@@ -120,7 +117,7 @@ def test_other_clients_of_the_island_go_on(
     assert said(client(run, code).stdout, "late")["total"] == 1 << 20
 
 
-def test_the_end_of_an_input_takes_no_other_arrays_along(start: Callable[..., Run]) -> None:
+def test_the_end_of_an_input_takes_no_other_arrays_along(start: Start) -> None:
     """All hosts of an island have that error, so all leave out what needs the batch."""
     code = """
         import fairway

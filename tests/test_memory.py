@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import (
-    Background,
-    Islands,
+    Begin,
     Measured,
     Up,
     client,
@@ -80,7 +79,7 @@ def memory(run: Run) -> tuple[int, int]:
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_clients_that_want_more_than_there_is_all_finish(
-    islands: Run, background: Callable[[Islands, str], Background], clients: int
+    islands: Run, background: Begin, clients: int
 ) -> None:
     programs = [
         background(islands, f"SEED, TURNS = {number * 10 + 1}, 30\n{TRAINING}")
@@ -159,9 +158,7 @@ def test_a_copy_that_is_kept_of_several_counts_alone(islands: Run) -> None:
     assert "this client has 4.0 MiB in use" in said(result.stdout, "full")["text"]
 
 
-def test_what_shares_memory_is_moved_together(
-    islands: Run, background: Callable[[Islands, str], Background]
-) -> None:
+def test_what_shares_memory_is_moved_together(islands: Run, background: Begin) -> None:
     """An array and its shards are aliases of one memory, before and after it was spilled."""
     holder = background(
         islands,
@@ -228,9 +225,7 @@ say("result", worst=worst, kept=float(np.asarray(keep).min()))
 """
 
 
-def test_whole_programs_of_three_clients_take_turns(
-    islands: Run, background: Callable[[Islands, str], Background]
-) -> None:
+def test_whole_programs_of_three_clients_take_turns(islands: Run, background: Begin) -> None:
     """Deep queues of runs of programs that need much of the memory each."""
     programs = {seed: background(islands, f"SEED = {seed}\n{PROGRAMS}") for seed in (1, 2, 3)}
     for program in programs.values():
@@ -246,7 +241,7 @@ def test_whole_programs_of_three_clients_take_turns(
 
 
 def test_results_of_two_clients_at_twice_the_memory(
-    own_runtime: Path, background: Callable[[Islands, str], Background], measured: Measured
+    own_runtime: Path, background: Begin, measured: Measured
 ) -> None:
     """Each fills all devices and makes arrays of every kind, and compares them with NumPy's."""
     kinds = 9 if SOAK_S > 10 else 3

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Begin, Measured, Up, client, hosts_of, is_alive, said, until
+from conftest import Begin, Measured, Up, children, client, hosts_of, is_alive, said, until
 
 
 def test_kill_of_the_controller(own_runtime: Path, background: Begin, measured: Measured) -> None:
@@ -43,42 +43,57 @@ def test_kill_of_the_controller(own_runtime: Path, background: Begin, measured: 
         assert len(next_one.directories) == 1, "what the dead run left is cleared by the next"
 
 
+def attempts_after_the_controllers_death(
+    own_runtime: Path, background: Begin, code: str, timeout_s: float
+) -> dict[str, str]:
+    """Kills the controller of a client that is ready, and returns what its attempts end in then.
+
+    Args:
+        code: of the client, which says ``ready``, waits for a line, and says ``over``.
+        timeout_s: within which all attempts have ended.
+    """
+    with Up("--islands", "1x1x2", runtime=own_runtime) as running:
+        left_behind = background(running, code)
+        left_behind.hear("ready")
+        os.kill(running.pid, signal.SIGKILL)
+    left_behind.tell("go on")
+    found: dict[str, str] = left_behind.hear("over", timeout_s)["found"]
+    return found
+
+
 def test_what_is_compiled_after_the_controllers_death_raises(
     own_runtime: Path, background: Begin
 ) -> None:
     """The stock client would abort the process (SIGABRT) when it compiles without a connection."""
-    with Up("--islands", "1x1x2", runtime=own_runtime) as running:
-        left_behind = background(
-            running,
-            """
-            x = jax.device_put(np.ones(16), jax.devices()[0])
-            jitted = jax.jit(lambda x: x * 2)
-            jax.block_until_ready(jitted(x))
-            say("ready")
-            sys.stdin.readline()
-            def attempt(act):
-                try:
-                    act()
-                except jax.errors.JaxRuntimeError as error:
-                    return str(error)
-                return "it worked"
-            attempts = {
-                "an operator": lambda: x + 1,
-                "a jitted function anew": lambda: jax.jit(lambda x: x * 3)(x),
-                "lower and compile": lambda: jitted.lower(
-                    jax.ShapeDtypeStruct((32,), np.float32)
-                ).compile(),
-                "a program compiled before": lambda: jax.block_until_ready(jitted(x)),
-                "put": lambda: jax.block_until_ready(jax.device_put(np.ones(4))),
-                "read": lambda: np.asarray(x),
-            }
-            say("over", found={name: attempt(act) for name, act in attempts.items()})
-            """,
-        )
-        left_behind.hear("ready")
-        os.kill(running.pid, signal.SIGKILL)
-    left_behind.tell("go on")
-    found = left_behind.hear("over", 30)["found"]
+    found = attempts_after_the_controllers_death(
+        own_runtime,
+        background,
+        """
+        x = jax.device_put(np.ones(16), jax.devices()[0])
+        jitted = jax.jit(lambda x: x * 2)
+        jax.block_until_ready(jitted(x))
+        say("ready")
+        sys.stdin.readline()
+        def attempt(act):
+            try:
+                act()
+            except jax.errors.JaxRuntimeError as error:
+                return str(error)
+            return "it worked"
+        attempts = {
+            "an operator": lambda: x + 1,
+            "a jitted function anew": lambda: jax.jit(lambda x: x * 3)(x),
+            "lower and compile": lambda: jitted.lower(
+                jax.ShapeDtypeStruct((32,), np.float32)
+            ).compile(),
+            "a program compiled before": lambda: jax.block_until_ready(jitted(x)),
+            "put": lambda: jax.block_until_ready(jax.device_put(np.ones(4))),
+            "read": lambda: np.asarray(x),
+        }
+        say("over", found={name: attempt(act) for name, act in attempts.items()})
+        """,
+        30,
+    )
     assert all(text.startswith("UNAVAILABLE") for text in found.values()), found
 
 
@@ -86,45 +101,42 @@ def test_what_is_sent_after_the_controllers_death_raises(
     own_runtime: Path, background: Begin
 ) -> None:
     """The stock client accepts launches and puts without a server, and keeps them."""
-    with Up("--islands", "1x1x2", runtime=own_runtime) as running:
-        left_behind = background(
-            running,
-            """
-            sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
-            ones = np.ones(16, np.float32)
-            step = jax.jit(lambda x: x + 1, donate_argnums=0)
-            x = y = z = jax.device_put(ones, sharding)
-            x, y = step(y + 0), jax.block_until_ready(z + 1)
-            say("ready")
-            sys.stdin.readline()
-            def step_on():
-                global x
-                x = step(x)
-            def attempt(act):
-                until = time.monotonic() + 10
-                while time.monotonic() < until:
-                    try:
-                        act()
-                    except jax.errors.JaxRuntimeError as error:
-                        return str(error)
-                return "it went on for ever"
-            attempts = {
-                "steps that donate": step_on,
-                "operators": lambda: y + 1,
-                "put": lambda: jax.device_put(ones, sharding),
-                "callback": lambda: jax.make_array_from_callback((16,), sharding, ones.__getitem__),
-                "copy": lambda: jax.device_put(y, jax.devices()[1]),
-                "start reading": lambda: (y + 0).copy_to_host_async(),
-            }
-            found = {name: attempt(act) for name, act in attempts.items()}
-            y.delete()
-            say("over", found=found)
-            """,
-        )
-        left_behind.hear("ready")
-        os.kill(running.pid, signal.SIGKILL)
-    left_behind.tell("go on")
-    found = left_behind.hear("over", 70)["found"]
+    found = attempts_after_the_controllers_death(
+        own_runtime,
+        background,
+        """
+        sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+        ones = np.ones(16, np.float32)
+        step = jax.jit(lambda x: x + 1, donate_argnums=0)
+        x = y = z = jax.device_put(ones, sharding)
+        x, y = step(y + 0), jax.block_until_ready(z + 1)
+        say("ready")
+        sys.stdin.readline()
+        def step_on():
+            global x
+            x = step(x)
+        def attempt(act):
+            until = time.monotonic() + 10
+            while time.monotonic() < until:
+                try:
+                    act()
+                except jax.errors.JaxRuntimeError as error:
+                    return str(error)
+            return "it went on for ever"
+        attempts = {
+            "steps that donate": step_on,
+            "operators": lambda: y + 1,
+            "put": lambda: jax.device_put(ones, sharding),
+            "callback": lambda: jax.make_array_from_callback((16,), sharding, ones.__getitem__),
+            "copy": lambda: jax.device_put(y, jax.devices()[1]),
+            "start reading": lambda: (y + 0).copy_to_host_async(),
+        }
+        found = {name: attempt(act) for name, act in attempts.items()}
+        y.delete()
+        say("over", found=found)
+        """,
+        70,
+    )
     assert all(text.startswith("UNAVAILABLE") for text in found.values()), found
 
 
@@ -146,19 +158,6 @@ def test_kill_of_fairway_run(own_runtime: Path, tmp_path: Path) -> None:
         assert len(hosts) == 2
         process.kill()
         until(lambda: not any(map(is_alive, hosts)), 1, "script and host have ended")
-
-
-def children(process: int) -> list[int]:
-    """Child processes of this one."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == process:
-            found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.alone

@@ -1,12 +1,9 @@
 """Slices: devices requested by the shape of their mesh."""
 
 import json
-from collections.abc import Callable
 
 import pytest
-from conftest import Up, client, connect_unix, said
-
-from fairway.daemon import Run
+from conftest import Start, Up, client, connect_unix, said
 
 SLICES = """
 import fairway
@@ -97,7 +94,7 @@ say("twice", why=fails(lambda: jax.device_put(np.ones(2), at_twice).block_until_
     assert "are one physical device" in why["twice"]
 
 
-def test_slices_go_where_there_is_memory(start: Callable[..., Run]):
+def test_slices_go_where_there_is_memory(start: Start):
     ended = client(
         start("2x1x2", device_memory="64MiB"),
         SLICES

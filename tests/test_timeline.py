@@ -1,12 +1,10 @@
 """``--timeline``: hosts, clients, the controller; queueing; transfers with source and target."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-from conftest import client
+from conftest import Start, client
 
-from fairway.daemon import Run
 from fairway.report.timeline import Timeline
 
 BACK_AND_FORTH = """
@@ -23,7 +21,7 @@ time.sleep(0.2)  # some samples
 """
 
 
-def test_a_run_is_seen_from_all_sides(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_is_seen_from_all_sides(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run = start("2x1x2", timeline=path)
     ended = client(run, BACK_AND_FORTH)

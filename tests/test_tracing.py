@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Background, Islands, Notebook, Up, client, hosts_of, rss_bytes, until
-
-from fairway.daemon import Run
+from conftest import (
+    Begin,
+    Notebook,
+    Start,
+    Up,
+    client,
+    hosts_of,
+    rss_bytes,
+    until,
+)
 
 CLIENT = """
 import fairway
@@ -530,9 +537,7 @@ say("elsewhere", values=np.asarray(x).tolist())
 """
 
 
-def test_loss_of_a_host(
-    start: Callable[..., Run], background: Callable[[Islands, str], Background]
-) -> None:
+def test_loss_of_a_host(start: Start, background: Begin) -> None:
     """Programs that used it fail with its name; programs of the other island continue."""
     run = start("2x1x2")
     client = background(run, LOSS)
