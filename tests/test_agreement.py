@@ -183,9 +183,11 @@ class Swapper:
                 if is_launch and held is None and not self.swapped.is_set():
                     held = command
                     continue
-                target.sendall(command_frame(command))
-                if is_launch and held is not None:
+                swaps = is_launch and held is not None
+                if swaps:
                     self.swapped.set()
+                target.sendall(command_frame(command))
+                if swaps and held is not None:
                     target.sendall(command_frame(held))
                     held = None
 

@@ -113,17 +113,18 @@ impl Controller {
         self.effects.push(Effect::Acknowledge { host, tag });
     }
 
-    /// Fails what a client waits for if it derives from a lost input.
+    /// Fails what a client waits for if it derives from a lost input, once all hosts have answered: the
+    /// input may be lost because another host of its island is, which is then the error.
     fn fail_derived(&mut self, client: ClientId, derived: &Derived, error: &Status) {
-        let waits = self.pending.iter().filter(|(_, pending)| match &pending.waiting {
-            Waiting::Ready(buffers) => {
-                pending.client == client && buffers.iter().any(|&buffer| derived.contains(buffer))
+        for pending in self.pending.values_mut().filter(|pending| pending.client == client) {
+            let is_derived = match &pending.waiting {
+                Waiting::Ready(buffers) => buffers.iter().any(|&buffer| derived.contains(buffer)),
+                &Waiting::Read(buffer) => derived.contains(buffer),
+                _ => false,
+            };
+            if is_derived {
+                pending.error.get_or_insert_with(|| error.clone());
             }
-            &Waiting::Read(buffer) => pending.client == client && derived.contains(buffer),
-            _ => false,
-        });
-        let mut failed: Vec<CommandTicket> = waits.map(|(&ticket, _)| ticket).collect();
-        failed.sort_unstable();
-        self.fail_all(failed, error);
+        }
     }
 }
