@@ -6,6 +6,7 @@ time, each input, and each computation or transfer, regardless of its number of 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -14,22 +15,34 @@ from rich.table import Table
 from fairway import _native
 from fairway.daemon import Run
 from fairway.errors import CaptureError
+from fairway.report.measured import HostRecords, measure
+from fairway.report.steps import StepReport
 
-__all__ = ["read", "summary", "write"]
+__all__ = ["Captured", "read", "summary", "write", "write_report"]
 
 CLIENT_GONE_S = 10.0
 """Time within which a client has disconnected after its process has ended."""
 
 
-def write(run: Run, path: Path) -> str:
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """The last step of a client.
+
+    Attributes:
+        client: number of the client.
+        text: the program.
+    """
+
+    client: int
+    text: str
+
+
+def write(run: Run, path: Path) -> Captured:
     """Writes the last step of a run's script.
 
     Args:
         run: still up; the script has ended.
         path: the file to write.
-
-    Returns:
-        The program's text.
 
     Raises:
         CaptureError: the script used no devices, or its step cannot be expressed as a program.
@@ -41,11 +54,34 @@ def write(run: Run, path: Path) -> str:
     captured = run.captured()
     if not captured:
         raise CaptureError("the script ran nothing on the islands, so there is nothing to capture")
-    _, text, error = captured[-1]
+    client, text, error = captured[-1]
     if text is None:
         raise CaptureError(f"what the script did last is no program: {error}")
     path.write_text(text)
-    return text
+    return Captured(client, text)
+
+
+def write_report(run: Run, captured: Captured, path: Path) -> StepReport:
+    """Writes when each node of the last steps of a run's script began and ended.
+
+    Args:
+        run: has ended, since hosts write their last records then.
+        captured: the program.
+        path: the file to write; a report that is there is removed in any case.
+
+    Raises:
+        CaptureError: the hosts' records do not have its steps, or too few of them.
+        OSError: the file cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    assert run.timeline is not None, "a captured run has records"
+    hosts = {
+        host: HostRecords(devices, run.timeline.records[host])
+        for host, devices in run.devices.items()
+    }
+    report = measure(captured.text, captured.client, hosts)
+    path.write_text(str(report))
+    return report
 
 
 def read(path: Path) -> str:

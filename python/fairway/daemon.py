@@ -82,8 +82,8 @@ class Run:
         self._started = False
         self._samples: Samples | None = None
         self.timeline: Timeline | None = None
-        """Computations and transfers; available once the run is closed, if the settings ask for
-        it."""
+        """Computations and transfers; available once the run is closed, if the settings ask for a
+        timeline or a capture."""
         self.directory = new_directory()
         self._hosts = LocalHosts(self.directory)
         self._places: dict[int, tuple[int, int]] = {}
@@ -169,22 +169,38 @@ class Run:
             self._samples.close()
         for door in self._doors:
             door.close()
-        recorded = self._started and self.settings.timeline
+        recorded = self._started and self._records
         try:
             self._server.close()
             # Hosts end when they lose their controller, and write their last records first.
             self._hosts.close(grace_s=2.0 if recorded else 0.0)
             if recorded:
-                self._write_timeline(recorded)
+                self._read_records()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _write_timeline(self, path: Path) -> None:
+    @property
+    def _records(self) -> bool:
+        """Do hosts record computations and transfers?"""
+        return bool(self.settings.timeline) or self.settings.capture
+
+    def _read_records(self) -> None:
         records = {
             host: (island, rank, self._trace(host)) for host, (island, rank) in self._places.items()
         }
         self.timeline = Timeline(records, self._samples.found if self._samples else ())
-        self.timeline.write(path)
+        if self.settings.timeline:
+            self.timeline.write(self.settings.timeline)
+
+    @property
+    def devices(self) -> dict[int, range]:
+        """The devices of each host, by number over all islands."""
+        first, devices = 0, {}
+        for host, (island, _) in sorted(self._places.items()):
+            count = self._shapes[island].devices
+            devices[host] = range(first, first + count)
+            first += count
+        return devices
 
     def captured(self) -> list[tuple[int, str | None, str | None]]:
         """Returns each disconnected client's last step, as text or as the error in its place."""
@@ -293,7 +309,7 @@ class Run:
                     timeout_s=settings.timeout_s,
                     xla_flags=flags,
                     device_memory=settings.device_memory_bytes,
-                    trace=str(self._trace(host)) if settings.timeline else None,
+                    trace=str(self._trace(host)) if self._records else None,
                     input_modules=settings.input_modules,
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
                     namespaces=namespaces,

@@ -37,6 +37,10 @@ class CaptureError(FairwayError):
     """There is no program to capture, or a file holds none."""
 
 
+class ReportError(FairwayError):
+    """A report cannot be read, or is of another program."""
+
+
 class IslandError(FairwayError):
     """An island cannot be added or removed."""
 

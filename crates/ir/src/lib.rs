@@ -19,7 +19,7 @@ mod text;
 pub use array::ArraySpec;
 pub use collective::{Collective, CollectiveError, CollectiveKind, cut};
 pub use dtype::DType;
-pub use lower::lower;
+pub use lower::{gangs, lower};
 pub use placement::{Placement, PlacementError};
 pub use program::{
     Carried, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId, Work,

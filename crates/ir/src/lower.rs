@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{Bytes, Nanos};
+use base::{Bytes, DeviceId, Nanos};
 
 use crate::{
     ArraySpec, Collective, Dependency, Devices, Node, Operation, Program, Sparse, StepGraph,
@@ -60,6 +60,28 @@ pub fn lower(program: &Program) -> StepGraph {
         lowering.add(node);
     }
     lowering.finish()
+}
+
+/// Returns the devices of a program that each device of its [step graph](lower()) stands for.
+///
+/// ```
+/// let text = "\
+/// program @step
+/// function @double
+/// input %0: float32[8] tiled 2 on [2..4]
+/// node %1: float32[8] tiled 2 on [2..4] = call @double (%0)
+/// return (%1)
+/// ";
+/// let gangs = ir::gangs(&ir::Program::parse(text).unwrap());
+/// assert_eq!(gangs, [[base::DeviceId(2), base::DeviceId(3)]]);
+/// ```
+pub fn gangs(program: &Program) -> Vec<Vec<DeviceId>> {
+    let gangs = Gangs::of(program);
+    let mut devices = vec![Vec::new(); gangs.count as usize];
+    for (&device, &gang) in &gangs.of {
+        devices[gang as usize].push(DeviceId(device));
+    }
+    devices
 }
 
 /// A node whose dependencies on earlier steps are not known yet.

@@ -69,6 +69,9 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
     let exchanges =
         exchanges.map(|((name, from, to), times)| (name, listed(from), listed(to), times));
     whole.set_item("exchanges", exchanges.collect::<Vec<_>>())?;
+    let numbers = |gang: Vec<base::DeviceId>| gang.iter().map(|device| device.0).collect();
+    let gangs: Vec<Vec<u32>> = ir::gangs(&program).into_iter().map(numbers).collect();
+    whole.set_item("gangs", gangs)?;
     Ok(whole)
 }
 

@@ -117,7 +117,7 @@ def started(
         with Run(settings, cluster, show, interrupts.check) as run:
             starting.close()
             yield run
-    if run.timeline is not None:
+    if settings.timeline and run.timeline is not None:
         for table in run.timeline.summary():
             terminal.print(table)
         note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fairway.capture import write
-from fairway.cli.consoles import fail, results, working
+from fairway.capture import write, write_report
+from fairway.cli.consoles import fail, note, results, working
 from fairway.cli.islands import read_settings, started
 from fairway.cli.options import Json
 from fairway.cli.scripts import check_script
+from fairway.errors import CaptureError
 from fairway.interrupts import Interrupts, run_aside
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fairway.analysis.rungs import Options, Rungs
 
 __all__ = ["predict_step", "record_step"]
+
+REPORT = ".report"
+"""Suffix of the measured report, beside that of the program."""
 
 
 def record_step(
@@ -33,18 +37,22 @@ def record_step(
     interrupts: Interrupts,
     otherwise: str,
 ) -> str:
-    """Runs a script and writes its last step to a file; returns the program's text.
+    """Runs a script and writes its last step, and beside it its times; returns the program's text.
 
     If the script fails, says what is ``otherwise`` so, and exits with its status.
     """
     with started(settings.replace(capture=True), interrupts) as run:
         interrupts.check()
         code = run_script(script, arguments, run.environment, interrupts)
-        text = write(run, path) if code == 0 else None
-    if text is None:
+        captured = write(run, path) if code == 0 else None
+    if captured is None:
         fail(f"the script ended with status {code}, so {otherwise}")
         raise SystemExit(code)
-    return text
+    try:
+        write_report(run, captured, path.with_suffix(REPORT))
+    except CaptureError as error:
+        note(f"{path} has no measured report: {error}")
+    return captured.text
 
 
 def predict_step(

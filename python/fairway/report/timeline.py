@@ -115,9 +115,9 @@ class Timeline:
         self._samples = samples
         self._ids = 0
         self._hosts = {host: (island, rank) for host, (island, rank, _) in records.items()}
-        self._records = {host: _read(path) for host, (_, _, path) in records.items()}
-        times = [record[1] for found in self._records.values() for record in found]
-        ends = [record[2] for found in self._records.values() for record in found]
+        self.records = {host: _read(path) for host, (_, _, path) in records.items()}
+        times = [record[1] for found in self.records.values() for record in found]
+        ends = [record[2] for found in self.records.values() for record in found]
         self._begin_ns = min(times, default=0)
         self.span_ns = max(ends, default=0) - self._begin_ns
         """Time from the first start to the last end."""
@@ -128,7 +128,7 @@ class Timeline:
         for host, (island, rank) in self._hosts.items():
             events += self._names(host, f"island {island} host {rank}")
             events += [
-                event for record in self._records[host] for event in self._event(host, record)
+                event for record in self.records[host] for event in self._event(host, record)
             ]
         write_events(path, [*events, *self._clients(), *self._flows(), *self._counters()], "ms")
 
@@ -161,7 +161,7 @@ class Timeline:
     ) -> tuple[dict[tuple[int, int], DeviceUse], dict[tuple[int, int, int], ChannelUse]]:
         devices: dict[tuple[int, int], DeviceUse] = defaultdict(DeviceUse)
         channels: dict[tuple[int, int, int], ChannelUse] = defaultdict(ChannelUse)
-        for host, records in self._records.items():
+        for host, records in self.records.items():
             for kind, start, end, *rest in records:
                 if kind == "run":
                     dispatch, used, *_ = rest
@@ -185,14 +185,14 @@ class Timeline:
 
     def _names(self, host: int, name: str) -> list[dict[str, Any]]:
         events = [{"ph": "M", "name": "process_name", "pid": host, "args": {"name": name}}]
-        devices = {d for r in self._records[host] if r[0] == "run" for d in r[4]}
+        devices = {d for r in self.records[host] if r[0] == "run" for d in r[4]}
         channels = {
             (record[3], record[6], record[5])
-            for record in self._records[host]
+            for record in self.records[host]
             if record[0] == "move"
         }
         tracks = {device: f"device {device}" for device in devices}
-        if any(record[0] == "compile" for record in self._records[host]):
+        if any(record[0] == "compile" for record in self.records[host]):
             tracks[COMPILE_TRACK] = "compilations"
         tracks |= {
             _track(peer, number, direction): f"{direction}: {self._name(peer)}{_by(number)}"
@@ -252,7 +252,7 @@ class Timeline:
     def _clients(self) -> Iterator[dict[str, Any]]:
         """Yields the computations of each client, by host."""
         seen: set[tuple[int, int]] = set()
-        for host, records in self._records.items():
+        for host, records in self.records.items():
             for kind, start, end, *rest in records:
                 if kind != "run":
                     continue
@@ -274,11 +274,11 @@ class Timeline:
     def _flows(self) -> Iterator[dict[str, Any]]:
         """Yields flow arrows from sends to receives."""
         sent: dict[tuple[int, int, int], tuple[int, int]] = {}
-        for host, records in self._records.items():
+        for host, records in self.records.items():
             for kind, start, _, *rest in records:
                 if kind == "move" and rest[2] == "out" and rest[4]:
                     sent[host, rest[0], rest[4]] = (start, _track(rest[0], rest[3], "out"))
-        for host, records in self._records.items():
+        for host, records in self.records.items():
             for kind, begun, end, *rest in records:
                 if kind != "move" or rest[2] != "in":
                     continue
