@@ -1,9 +1,9 @@
 """Compares a captured step with its simulation on the machine that it ran on.
 
-The machine is fitted on every other measured step: the time of each function on each gang (the devices
-that compute together), the latency and rate of each channel between gangs, and the launch cost of a
-gang. The steps are then simulated from these figures and the program's dependencies alone, and compared
-with the steps in between, which no figure was fitted on.
+The machine is fitted on every other measured step: the time of each node, the time from one computation
+of a gang to its next one, and from the arrival of a message to the computation that it is for. The steps
+are then simulated from these figures and the program's dependencies, and compared with the steps in
+between, which no figure was fitted on.
 """
 
 from __future__ import annotations
@@ -11,37 +11,24 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from fairway import _native
-from fairway.analysis.topologies import read_topology
+from fairway.analysis.machine import Machine, Unit, Work, fit, simulate
 from fairway.errors import ReportError
-from fairway.placement.search import carry_out_graph
-from fairway.report.measured import STEPS_MIN, communications
+from fairway.report.measured import STEPS_MIN
+from fairway.report.plots import drawing, save
 from fairway.report.steps import Span, StepReport, digest
+from fairway.report.timeline import write_events
 
-__all__ = ["Comparison", "Compared", "Machine", "compare", "fit", "simulate"]
+__all__ = ["Compared", "Comparison", "compare"]
 
 WARM_UP = 0.25
 """Part of a report that is left out at first: hosts still compile, and wait for one another."""
-
-Unit = tuple[int, ...]
-"""What works on one node at a time: a gang, (gang,); or a channel, (source, target)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a simulation is based on.
-
-    Attributes:
-        node_ns: time of each node.
-        launch_ns: of each gang, from the end of a computation to the begin of the next one.
-        wake_ns: of each channel, from the end of a message to the begin of what it was for.
-    """
-
-    node_ns: dict[int, int]
-    launch_ns: dict[int, int]
-    wake_ns: dict[Unit, int]
+DRAWN = 2
+"""Consecutive steps of a picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +83,7 @@ class Comparison:
     def nodes(self) -> list[Compared]:
         """Mean time of each node that was observed."""
         return [
-            Compared(f"#{number} {_place(unit)} {self.graph.nodes[number].name}", *times)
+            Compared(f"#{number} {unit} {self.graph.nodes[number].name}", *times)
             for number, unit, times in self._times()
         ]
 
@@ -105,16 +92,124 @@ class Comparison:
         """Time of each channel in a step: of all its messages together."""
         found: dict[Unit, list[tuple[float, float]]] = defaultdict(list)
         for _, unit, times in self._times():
-            if len(unit) > 1:
+            if unit.kind != "gang":
                 found[unit].append(times)
         return [
-            Compared(_place(unit), *(sum(times) for times in zip(*all_times, strict=True)))
+            Compared(str(unit), *(sum(times) for times in zip(*all_times, strict=True)))
             for unit, all_times in sorted(found.items())
         ]
 
+    def write_timeline(self, path: Path) -> None:
+        """Writes both reports as traces for https://ui.perfetto.dev, with a process for each."""
+        events: list[dict[str, Any]] = []
+        units = Work(self.graph).units
+        tracks = {unit: track for track, unit in enumerate(sorted(set(units)))}
+        for process, report in enumerate((self.measured, self.predicted)):
+            events.append(_label("process_name", process, 0, report.source))
+            events += [
+                _label("thread_name", process, track, str(unit)) for unit, track in tracks.items()
+            ]
+            for number, step in enumerate(report.steps):
+                for node, span in sorted(step.items()):
+                    events.append(
+                        {
+                            "ph": "X",
+                            "name": self.graph.nodes[node].name,
+                            "pid": process,
+                            "tid": tracks[units[node]],
+                            "ts": span.begin_ns / 1e3,
+                            "dur": span.length_ns / 1e3,
+                            "args": {"step": number, "node": node},
+                        }
+                    )
+        write_events(path, events, "ms")
+
+    def draw(self, path: Path, title: str) -> None:
+        """Draws both reports on one timeline, and the errors of steps and nodes.
+
+        Raises:
+            ConfigError: matplotlib is missing.
+        """
+        pyplot: Any = drawing()
+        canvas, axes = pyplot.subplot_mosaic(
+            [["time", "time"], ["steps", "nodes"]],
+            figsize=(11, 7),
+            height_ratios=(3, 2),
+            layout="constrained",
+        )
+        self._draw_time(axes["time"])
+        self._draw_steps(axes["steps"])
+        self._draw_nodes(axes["nodes"])
+        step = self.step
+        canvas.suptitle(
+            f"{title}: a step takes {step.measured_ns / 1e6:.3g} ms, predicted "
+            f"{step.predicted_ns / 1e6:.3g} ms ({step.error:+.1%})",
+            fontsize=11,
+        )
+        save(canvas, path)
+
+    def _draw_time(self, axes: Any) -> None:
+        """Draws consecutive steps, measured above predicted, each from the end of the step before."""
+        units = Work(self.graph).units
+        rows = {unit: row for row, unit in enumerate(sorted(set(units)))}
+        first = self._typical()
+        for report, shift, colour in ((self.measured, -0.2, "C0"), (self.predicted, 0.2, "C1")):
+            begin = report.ends_ns[first - 1]
+            bars: dict[int, list[tuple[float, float]]] = defaultdict(list)
+            for step in report.steps[first : first + DRAWN]:
+                for node, span in step.items():
+                    bar = ((span.begin_ns - begin) / 1e6, span.length_ns / 1e6)
+                    bars[rows[units[node]]].append(bar)
+            for row, spans in sorted(bars.items()):
+                area = (row + shift - 0.18, 0.36)
+                label = report.source if row == min(bars) else None
+                axes.broken_barh(
+                    spans, area, facecolor=colour, edgecolor="white", linewidth=0.3, label=label
+                )
+            for end in report.ends_ns[first : first + DRAWN]:
+                axes.axvline((end - begin) / 1e6, color=colour, linestyle="--", linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [str(unit) for unit in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set(
+            xlabel="ms after the end of the step before; dashed: ends of steps",
+            title=f"steps {first} to {first + DRAWN - 1}",
+        )
+        axes.legend(loc="upper right", fontsize=8)
+
+    def _typical(self) -> int:
+        """Returns the compared step whose measured time is nearest to the mean."""
+        mean, steps = self.step.measured_ns, self.steps
+        last = len(self.measured.steps) - DRAWN
+        known = [
+            (abs(step.measured_ns - mean), number)
+            for number, step in zip(self.compared, steps, strict=True)
+            if number <= last
+        ]
+        return min(known)[1] if known else self.compared[0]
+
+    def _draw_steps(self, axes: Any) -> None:
+        measured, predicted = (report.periods_ns for report in (self.measured, self.predicted))
+        first = self.compared[0]
+        numbers = range(first, len(self.measured.steps))
+        axes.plot(numbers, [measured[n - 1] / 1e6 for n in numbers], "C0.-", label="measured")
+        axes.plot(numbers, [predicted[n - 1] / 1e6 for n in numbers], "C1-", label="predicted")
+        axes.set(xlabel="step", ylabel="ms", title="time of each step", ylim=(0, None))
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+
+    def _draw_nodes(self, axes: Any) -> None:
+        nodes = self.nodes
+        measured = [max(node.measured_ns, 1.0) / 1e6 for node in nodes]
+        predicted = [max(node.predicted_ns, 1.0) / 1e6 for node in nodes]
+        axes.loglog(measured, predicted, "C2o", markersize=3, alpha=0.6)
+        ends = [min(measured + predicted), max(measured + predicted)]
+        axes.loglog(ends, ends, "k-", linewidth=0.8)
+        axes.set(xlabel="measured, ms", ylabel="predicted, ms", title="mean time of each node")
+        axes.grid(alpha=0.3)
+
     def _times(self) -> Iterator[tuple[int, Unit, tuple[float, float]]]:
         """Yields the mean measured and predicted time of each node that was observed."""
-        work = _Work(self.graph)
+        work = Work(self.graph)
         reports = [self.measured.steps, self.predicted.steps]
         ready = [work.readiness(steps) for steps in reports]
         for number, unit in enumerate(work.units):
@@ -132,8 +227,8 @@ class Comparison:
         return [[found[step - 1] for step in self.compared] for found in periods]
 
 
-def _place(unit: Unit) -> str:
-    return f"gang {unit[0]}" if len(unit) == 1 else "-".join(map(str, unit))
+def _label(what: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": {"name": name}}
 
 
 def compare(program: str, measured: StepReport) -> Comparison:
@@ -171,136 +266,3 @@ def _check(graph: _native.StepGraph, program: str, measured: StepReport) -> None
                 raise ReportError(
                     f"step {number} has a node #{index}; the program has {len(graph)} nodes"
                 )
-
-
-def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) -> Machine:
-    """Fits a machine on some steps of a measured report."""
-    work = _Work(graph)
-    ready = work.readiness(measured.steps)
-    times: dict[int, list[int]] = defaultdict(list)
-    launches: dict[int, list[int]] = defaultdict(list)
-    wakes: dict[Unit, list[int]] = defaultdict(list)
-    for step in steps:
-        for number, span in measured.steps[step].items():
-            node, last = work.nodes[number], ready[step][number]
-            times[number].append(work.took(number, span, last))
-            if node.kind == "compute":
-                gang = node.devices[0]
-                waited = max(0, span.begin_ns - last.at_ns)
-                if last.node is None or work.nodes[last.node].kind == "compute":
-                    launches[gang].append(waited)
-                else:
-                    wakes[work.units[last.node]].append(waited)
-    return Machine(
-        {number: round(statistics.fmean(found)) for number, found in times.items()},
-        {gang: round(statistics.fmean(found)) for gang, found in launches.items()},
-        {unit: round(statistics.fmean(found)) for unit, found in wakes.items()},
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """When all that a node needs was there, and what came last: a node, or what came before it."""
-
-    at_ns: int
-    node: int | None
-
-
-class _Work:
-    """The nodes of a step, and what works on each."""
-
-    def __init__(self, graph: _native.StepGraph) -> None:
-        self.nodes = graph.nodes
-        self.units: list[Unit] = [tuple(node.devices) for node in self.nodes]
-        self.sizes = [node.size for node in self.nodes]
-        self.lead = list(range(len(self.nodes)))
-        """The first node of the exchange that a node is a part of; else the node itself."""
-        for first, *others in communications(self.nodes):
-            members = {device for index in (first, *others) for device in self.units[index]}
-            for index in (first, *others) if others else ():
-                self.lead[index] = first
-                self.units[index] = tuple(sorted(members))
-            self.sizes[first] += sum(self.sizes[index] for index in others)
-
-    def readiness(self, steps: Sequence[dict[int, Span]]) -> list[list[_Ready]]:
-        """Returns for each node of each step when all that it needs was there."""
-        free: dict[Unit, tuple[int, int]] = {}
-        ends: list[list[int]] = []
-        ready: list[list[_Ready]] = []
-        for step in steps:
-            ends.append([0] * len(self.nodes))
-            ready.append([_Ready(0, None)] * len(self.nodes))
-            for number, node in enumerate(self.nodes):
-                unit = self.units[number]
-                if (lead := self.lead[number]) != number:
-                    ready[-1][number], ends[-1][number] = ready[-1][lead], ends[-1][lead]
-                    continue
-                before = [(ends[-1][after], after) for after in node.after]
-                before += [
-                    (ends[-1 - back][after], after)
-                    for after, back in node.carried
-                    if back < len(ends)
-                ]
-                if unit in free:
-                    before.append(free[unit])
-                at, last = max(before, default=(0, None))
-                ready[-1][number] = _Ready(at, last)
-                # What was not observed took no time, as far as is known.
-                end = step[number].end_ns if number in step else at
-                ends[-1][number] = end
-                free[unit] = max(free.get(unit, (0, number)), (end, number))
-        return ready
-
-    def took(self, number: int, span: Span, ready: _Ready) -> int:
-        """Returns the time of a node; that of a message begins when its source is there.
-
-        On CPUs it may wait for a core to be sent, which is a part of its latency.
-        """
-        unit = self.units[number]
-        if self.nodes[number].kind == "compute" or len(unit) > 2:
-            return span.length_ns
-        return max(0, span.end_ns - ready.at_ns)
-
-
-def simulate(graph: _native.StepGraph, machine: Machine, count: int) -> list[dict[int, Span]]:
-    """Simulates ``count`` consecutive steps on a machine."""
-    work = _Work(graph)
-    units = {unit: number for number, unit in enumerate(dict.fromkeys(work.units))}
-    # What only takes time, such as waking a thread, has a unit of its own.
-    run = _native.StepGraph(len(units) + len(work.nodes), graph.name)
-    last: dict[Unit, int] = {}
-    made: list[list[int]] = []
-    """For each step and node what its readers depend on."""
-    numbers: list[list[int]] = []
-    for _ in range(count):
-        made.append([])
-        numbers.append([])
-        for number, node in enumerate(work.nodes):
-            unit = work.units[number]
-            if (lead := work.lead[number]) != number:
-                numbers[-1].append(numbers[-1][lead])
-                made[-1].append(made[-1][lead])
-                continue
-            after = {made[-1][other] for other in node.after}
-            after |= {made[-1 - back][other] for other, back in node.carried if back < len(made)}
-            if unit in last:
-                after.add(last[unit])
-            time = machine.node_ns.get(number, 0)
-            done = last[unit] = run.compute(units[unit], time, sorted(after), name=node.name)
-            if node.kind == "compute":
-                launch = machine.launch_ns.get(node.devices[0], 0)
-                last[unit] = run.compute(units[unit], launch, [done])
-                made[-1].append(done)
-            else:
-                wake = machine.wake_ns.get(unit, 0)
-                made[-1].append(run.compute(len(units) + number, wake, [done]))
-            numbers[-1].append(done)
-    interconnect = read_topology(f"elect-flat:{max(2, run.devices)}").interconnect
-    times = carry_out_graph(run, interconnect).times_s
-    return [
-        {
-            node: Span(*(round(1e9 * time) for time in times[index]))
-            for node, index in enumerate(ours)
-        }
-        for ours in numbers
-    ]

@@ -17,6 +17,7 @@ from rich.table import Table
 from fairway import __version__
 from fairway.analysis.topologies import describe
 from fairway.capture import summary
+from fairway.cli.comparing import compare_step
 from fairway.cli.consoles import (
     check_output,
     fail,
@@ -86,6 +87,7 @@ app.command("place")(place_model)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
 app.command("explain")(explain_step)
+app.command("compare")(compare_step)
 app.command("predict", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     predict_step
 )
@@ -251,6 +253,9 @@ def capture(
     config: Config = None,
 ) -> None:
     """Run a JAX script and write its last step as a program with measured times.
+
+    Beside it a report (.report) says when each computation and transfer of the last steps ran; see
+    `fairway compare`.
 
     -o may also follow the script. If the script has such an option of its own, write
     `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: arguments after `--` are the script's.

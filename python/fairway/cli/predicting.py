@@ -17,6 +17,7 @@ from fairway.cli.options import Json
 from fairway.cli.scripts import check_script
 from fairway.errors import CaptureError
 from fairway.interrupts import Interrupts, run_aside
+from fairway.report.steps import REPORT
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from fairway.analysis.rungs import Options, Rungs
 
 __all__ = ["predict_step", "record_step"]
-
-REPORT = ".report"
-"""Suffix of the measured report, beside that of the program."""
 
 
 def record_step(

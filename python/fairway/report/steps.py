@@ -25,8 +25,10 @@ from typing import Self
 
 from fairway.errors import ReportError
 
-__all__ = ["Span", "StepReport", "digest"]
+__all__ = ["REPORT", "Span", "StepReport", "digest"]
 
+REPORT = ".report"
+"""Suffix of a report's file."""
 HEADER = re.compile(r"report of @(\S+), (measured|simulated), of program ([0-9a-f]{16})")
 NODE = re.compile(r"#(\d{1,9}) from (\d{1,19})ns to (\d{1,19})ns")
 STEP = re.compile(r"step (\d{1,9})")
