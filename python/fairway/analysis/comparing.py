@@ -1,9 +1,9 @@
 """Compares a captured step with its simulation on the machine that it ran on.
 
-The machine is fitted on every other measured step: the time of each node, the time from one computation
-of a gang to its next one, and from the arrival of a message to the computation that it is for. The steps
-are then simulated from these figures and the program's dependencies, and compared with the steps in
-between, which no figure was fitted on.
+The machine is fitted on every other measured step: the time of each node, the time from one
+computation of a gang to its next one, and from the arrival of a message to the computation that it
+is for. The steps are then simulated from these figures and the program's dependencies, and compared
+with the steps in between, which no figure was fitted on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fairway import _native
-from fairway.analysis.machine import Machine, Unit, Work, fit, simulate
+from fairway.analysis.machine import FittedMachine, StepUnits, Unit, fit, simulate
 from fairway.errors import ReportError
 from fairway.report.measured import STEPS_MIN
 from fairway.report.plots import drawing, save
-from fairway.report.steps import Span, StepReport, digest
+from fairway.report.steps import StepReport, digest
 from fairway.report.timeline import write_events
 
 __all__ = ["Compared", "Comparison", "compare"]
@@ -60,7 +60,7 @@ class Comparison:
     """
 
     graph: _native.StepGraph
-    machine: Machine
+    machine: FittedMachine
     measured: StepReport
     predicted: StepReport
     compared: range
@@ -102,7 +102,7 @@ class Comparison:
     def write_timeline(self, path: Path) -> None:
         """Writes both reports as traces for https://ui.perfetto.dev, with a process for each."""
         events: list[dict[str, Any]] = []
-        units = Work(self.graph).units
+        units = StepUnits(self.graph).units
         tracks = {unit: track for track, unit in enumerate(sorted(set(units)))}
         for process, report in enumerate((self.measured, self.predicted)):
             events.append(_label("process_name", process, 0, report.source))
@@ -149,8 +149,8 @@ class Comparison:
         save(canvas, path)
 
     def _draw_time(self, axes: Any) -> None:
-        """Draws consecutive steps, measured above predicted, each from the end of the step before."""
-        units = Work(self.graph).units
+        """Draws consecutive steps, measured above predicted, from the end of the one before."""
+        units = StepUnits(self.graph).units
         rows = {unit: row for row, unit in enumerate(sorted(set(units)))}
         first = self._typical()
         for report, shift, colour in ((self.measured, -0.2, "C0"), (self.predicted, 0.2, "C1")):
@@ -209,7 +209,7 @@ class Comparison:
 
     def _times(self) -> Iterator[tuple[int, Unit, tuple[float, float]]]:
         """Yields the mean measured and predicted time of each node that was observed."""
-        work = Work(self.graph)
+        work = StepUnits(self.graph)
         reports = [self.measured.steps, self.predicted.steps]
         ready = [work.readiness(steps) for steps in reports]
         for number, unit in enumerate(work.units):

@@ -1,4 +1,4 @@
-"""The machine that a captured program ran on, fitted on measured steps, and steps simulated on it."""
+"""The machine that a captured program ran on: fitted on measured steps, and simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairway.placement.search import carry_out_graph
 from fairway.report.measured import communications
 from fairway.report.steps import Span, StepReport
 
-__all__ = ["Machine", "Unit", "Work", "fit", "simulate"]
+__all__ = ["FittedMachine", "StepUnits", "Unit", "fit", "simulate"]
 
 KINDS = {"compute": "gang", "transfer": "channel"}
 """Kind of the unit that works on a node; that of collectives is ``exchange``."""
@@ -39,7 +39,7 @@ class Unit(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class FittedMachine:
     """What a simulation is based on.
 
     Attributes:
@@ -53,9 +53,9 @@ class Machine:
     wake_ns: dict[Unit, int]
 
 
-def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) -> Machine:
+def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) -> FittedMachine:
     """Fits a machine on some steps of a measured report."""
-    work = Work(graph)
+    work = StepUnits(graph)
     ready = work.readiness(measured.steps)
     times: dict[int, list[int]] = defaultdict(list)
     launches: dict[int, list[int]] = defaultdict(list)
@@ -71,7 +71,7 @@ def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) ->
                     launches[gang].append(waited)
                 else:
                     wakes[work.units[last.node]].append(waited)
-    return Machine(
+    return FittedMachine(
         {number: round(statistics.fmean(found)) for number, found in times.items()},
         {gang: round(statistics.fmean(found)) for gang, found in launches.items()},
         {unit: round(statistics.fmean(found)) for unit, found in wakes.items()},
@@ -79,20 +79,21 @@ def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Ready:
+class Readiness:
     """When all that a node needs was there, and what came last: a node, or what came before it."""
 
     at_ns: int
     node: int | None
 
 
-class Work:
+class StepUnits:
     """The nodes of a step, and what works on each."""
 
     def __init__(self, graph: _native.StepGraph) -> None:
         self.nodes = graph.nodes
-        self.units = [Unit(KINDS.get(node.kind, "exchange"), tuple(node.devices)) for node in self.nodes]
-        self.sizes = [node.size for node in self.nodes]
+        self.units = [
+            Unit(KINDS.get(node.kind, "exchange"), tuple(node.devices)) for node in self.nodes
+        ]
         self.lead = list(range(len(self.nodes)))
         """The first node of the exchange that a node is a part of; else the node itself."""
         for first, *others in communications(self.nodes):
@@ -100,16 +101,15 @@ class Work:
             for index in (first, *others) if others else ():
                 self.lead[index] = first
                 self.units[index] = Unit("exchange", tuple(sorted(gangs)))
-            self.sizes[first] += sum(self.sizes[index] for index in others)
 
-    def readiness(self, steps: Sequence[dict[int, Span]]) -> list[list[Ready]]:
+    def readiness(self, steps: Sequence[dict[int, Span]]) -> list[list[Readiness]]:
         """Returns for each node of each step when all that it needs was there."""
         free: dict[Unit, tuple[int, int]] = {}
         ends: list[list[int]] = []
-        ready: list[list[Ready]] = []
+        ready: list[list[Readiness]] = []
         for step in steps:
             ends.append([0] * len(self.nodes))
-            ready.append([Ready(0, None)] * len(self.nodes))
+            ready.append([Readiness(0, None)] * len(self.nodes))
             for number, node in enumerate(self.nodes):
                 unit = self.units[number]
                 if (lead := self.lead[number]) != number:
@@ -124,14 +124,14 @@ class Work:
                 if unit in free:
                     before.append(free[unit])
                 at, last = max(before, default=(0, None))
-                ready[-1][number] = Ready(at, last)
+                ready[-1][number] = Readiness(at, last)
                 # What was not observed took no time, as far as is known.
                 end = step[number].end_ns if number in step else at
                 ends[-1][number] = end
                 free[unit] = max(free.get(unit, (0, number)), (end, number))
         return ready
 
-    def took(self, number: int, span: Span, ready: Ready) -> int:
+    def took(self, number: int, span: Span, ready: Readiness) -> int:
         """Returns the time of a node; that of a message begins when its source is there.
 
         On CPUs it may wait for a core to be sent, which is a part of its latency.
@@ -141,12 +141,12 @@ class Work:
         return span.length_ns
 
 
-def simulate(graph: _native.StepGraph, machine: Machine, count: int) -> list[dict[int, Span]]:
+def simulate(graph: _native.StepGraph, machine: FittedMachine, count: int) -> list[dict[int, Span]]:
     """Simulates ``count`` consecutive steps on a machine."""
-    work = Work(graph)
-    units = {unit: number for number, unit in enumerate(dict.fromkeys(work.units))}
+    work = StepUnits(graph)
+    places = {unit: number for number, unit in enumerate(dict.fromkeys(work.units))}
     # What only takes time, such as waking a thread, has a unit of its own.
-    run = _native.StepGraph(len(units) + len(work.nodes), graph.name)
+    run = _native.StepGraph(len(places) + len(work.nodes), graph.name)
     last: dict[Unit, int] = {}
     made: list[list[int]] = []
     """For each step and node what its readers depend on."""
@@ -165,14 +165,14 @@ def simulate(graph: _native.StepGraph, machine: Machine, count: int) -> list[dic
             if unit in last:
                 after.add(last[unit])
             time = machine.node_ns.get(number, 0)
-            done = last[unit] = run.compute(units[unit], time, sorted(after), name=node.name)
+            done = last[unit] = run.compute(places[unit], time, sorted(after), name=node.name)
             if node.kind == "compute":
                 launch = machine.launch_ns.get(node.devices[0], 0)
-                last[unit] = run.compute(units[unit], launch, [done])
+                last[unit] = run.compute(places[unit], launch, [done])
                 made[-1].append(done)
             else:
                 wake = machine.wake_ns.get(unit, 0)
-                made[-1].append(run.compute(len(units) + number, wake, [done]))
+                made[-1].append(run.compute(len(places) + number, wake, [done]))
             numbers[-1].append(done)
     interconnect = read_topology(f"elect-flat:{max(2, run.devices)}").interconnect
     times = carry_out_graph(run, interconnect).times_s

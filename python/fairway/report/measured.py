@@ -146,7 +146,12 @@ def _add_communication(
             before += [(number - back, after) for after, back in first.carried if back <= number]
             # Hosts may record the end of a computation after that of the transfer of its result.
             made = [steps[at][after].begin_ns for at, after in before if after in steps[at]]
-            later = [step[reader].begin_ns for index in group for reader in reads[index] if reader in step]
+            later = [
+                step[reader].begin_ns
+                for index in group
+                for reader in reads[index]
+                if reader in step
+            ]
             if not made:
                 continue
             window = max(made), min(later, default=1 << 63)
@@ -164,11 +169,11 @@ def _add_communication(
                 ]
             if taken:
                 span = _span(taken)
-                step.update({index: span for index in group})
+                step.update(dict.fromkeys(group, span))
 
 
 def communications(nodes: Sequence[_native.StepNode]) -> list[list[int]]:
-    """Returns the transfers and collectives of a step; an exchange is all of its transfers together."""
+    """Returns the transfers and collectives of a step; all transfers of an exchange are one."""
     groups: list[list[int]] = []
     pairs: set[tuple[int, ...]] = set()
     for index, node in enumerate(nodes):
@@ -195,7 +200,7 @@ def communications(nodes: Sequence[_native.StepNode]) -> list[list[int]]:
 def _messages_between(
     hosts: dict[int, HostRecords], members: list[list[int]]
 ) -> dict[tuple[int, int], list[_Message]]:
-    """Returns the messages of transfers from each gang to each other one, by the time of sending."""
+    """Returns the messages of transfers between each two gangs, by the time of sending."""
     found: dict[tuple[int, int], list[_Message]] = defaultdict(list)
     gangs = _gangs(members)
     for host, known in hosts.items():

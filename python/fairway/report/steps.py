@@ -9,7 +9,8 @@ Its text has a header, and a line for each node of each step::
     step 1
     ...
 
-Nodes are those of the step graph of the program (``lower``); a node that was not observed has no line.
+Nodes are those of the step graph of the program (``lower``); a node that was not observed has no
+line.
 """
 
 from __future__ import annotations
