@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fairway.analysis.topologies import read_topology
-from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError
+from fairway.formats.flexflow import read_flexflow
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import Limits, carry_out, carry_out_graph, spread

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fairway.communication import graphs, steps
 from fairway.communication.steps import ChannelCost
+from fairway.formats.flexflow import read_flexflow
 from fairway.studies.workloads import dlrm
 
 COSTS = [ChannelCost(2e8, 50_000, incast=0.01), ChannelCost(1e8, 50_000, incast=0.01)]
@@ -56,7 +57,7 @@ def main() -> None:
     path = given.data / GRAPH
     if path.exists():
         began = time.perf_counter()
-        graph = graphs.read_flexflow(path)
+        graph = read_flexflow(path)
         planned = graphs.plan(graph, FAST)
         took = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -61,7 +61,8 @@ def pipeline(steps: int) -> dict[int, HostRecords]:
 @pytest.mark.parametrize("steps", [STEPS_MIN, 10])
 def test_steps_are_found_in_records(steps: int) -> None:
     report = measure(PIPELINE, 1, pipeline(steps))
-    assert (report.step, report.source, report.program) == ("pipe", "measured", digest(PIPELINE))
+    graph = digest(StepGraph.of_program(PIPELINE))
+    assert (report.step, report.source, report.graph) == ("pipe", "measured", graph)
     expected = [
         {
             FIRST: Span(3 * step * MS, (3 * step + 3) * MS),
@@ -147,7 +148,7 @@ def test_a_machine_that_is_as_modelled_is_predicted(name: str) -> None:
         for number, node in enumerate(graph.nodes)
     }
     known = FittedMachine(times, dict.fromkeys(range(graph.devices), 3_000), {})
-    report = StepReport(graph.name, "measured", digest(program), simulate(graph, known, 24))
+    report = StepReport(graph.name, "measured", digest(graph), simulate(graph, known, 24))
     found = compare(program, report)
     assert abs(found.step.error) < 0.01
     assert all(abs(node.error) < 0.01 for node in found.nodes)
@@ -163,7 +164,8 @@ def test_the_error_is_that_of_the_steps_that_were_not_fitted() -> None:
         begin += length
     program = "program @one\nfunction @f 1ns\ninput %0: float32[] on [0] carried from %1\n"
     program += "node %1: float32[] on [0] = call @f (%0)\nreturn (%1)\n"
-    found = compare(program, StepReport("one", "measured", digest(program), spans))
+    graph = digest(StepGraph.of_program(program))
+    found = compare(program, StepReport("one", "measured", graph, spans))
     assert found.compared == range(5, 16, 2)
     assert found.step.measured_ns == 20 * MS
     assert found.step.error == pytest.approx(-0.5)
@@ -184,6 +186,9 @@ reports = st.builds(
         ),
         max_size=4,
     ),
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,20}_(ns|bytes)", fullmatch=True), st.integers(0, 2**62), max_size=3
+    ),
 )
 
 
@@ -196,18 +201,20 @@ def test_reports_are_read_as_printed(report: StepReport) -> None:
     ("text", "message"),
     [
         ("", "line 1 is ''"),
-        ("report of @x, guessed, of program 0123456789abcdef\n", "line 1"),
+        ("report of @x, guessed, of step graph 0123456789abcdef\n", "line 1"),
         ("step 1\n", "line 2 is 'step 1'; expected `step 0`"),
         ("#0 from 0ns to 1ns\n", "line 2"),
         ("step 0\n#0 from 2ns to 1ns\n", "line 3: node #0: it ends before it begins"),
         ("step 0\n#0 from 0ns to 1ns\n#0 from 1ns to 2ns\n", "line 4: node #0: it is there twice"),
         ("step 0\n#0 from 0ns\n", "line 3"),
         ("step 0\n\nstep 1\n", "line 3"),
+        ("step 0\nmakespan_ns: 1\n", "line 3"),
+        ("makespan_ns: 1\nmakespan_ns: 1\n", "line 3"),
         ("step 0\n#0 from -1ns to 1ns\n", "line 3"),
     ],
 )
 def test_what_is_no_report_is_refused(text: str, message: str) -> None:
-    header = "report of @x, measured, of program 0123456789abcdef\n"
+    header = "report of @x, measured, of step graph 0123456789abcdef\n"
     with pytest.raises(ReportError) as raised:
         StepReport.parse(text if text.startswith("report") or not text else header + text)
     assert message in str(raised.value)
@@ -229,7 +236,9 @@ def test_reports_of_other_programs_are_refused(tmp_path: Path) -> None:
     report = measure(PIPELINE, 1, pipeline(6))
     path.with_suffix(".report").write_text(str(report))
     path.write_text(PIPELINE.replace("3000000ns", "4000000ns"))
-    with pytest.raises(ReportError, match=r"the report is of program .*; capture the script again"):
+    with pytest.raises(
+        ReportError, match=r"the report is of step graph .*; capture the script again"
+    ):
         invoke(str(path))
     path.write_text(PIPELINE)
     report.steps[2][77] = Span(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 from fairway._native import Placement, StepGraph, StepSchedule, Topology, place_step
 from fairway.analysis.rungs import Options, climb
 from fairway.cli import app
+from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import ConfigError, GraphError, PlacementError, TopologyError
 from fairway.placement.chakra import write_step
 from fairway.placement.search import carry_out_graph
+from fairway.report.steps import StepReport, digest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "crates" / "ir" / "tests" / "golden"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
@@ -37,17 +40,27 @@ def test_every_rung_is_printed_and_read_again(name: str, tmp_path: Path) -> None
     program = GOLDEN / f"{name}.fw"
     shown = explain(str(program), "--out", str(tmp_path / "rungs"))
     written = {path.name: path.read_text() for path in (tmp_path / "rungs").iterdir()}
-    assert set(written) == {"program.fw", "step.step", "placement.txt", "plan.txt", "report.txt"}
+    assert set(written) == {"program.fw", "step.step", "placement.txt", "plan.txt", "report.report"}
     assert all(text.splitlines()[0] in shown for text in written.values())
     assert written["program.fw"] == program.read_text()
     assert written["step.step"] == (GOLDEN / f"{name}.step").read_text()
+    graph = StepGraph.parse(written["step.step"])
+    assert str(graph) == written["step.step"]
+    assert str(Placement.parse(written["placement.txt"])) == written["placement.txt"]
+    plan = GraphPlan.parse(written["plan.txt"])
+    plan.verify(graph)
+    assert str(plan) == written["plan.txt"]
+    report = StepReport.parse(written["report.report"])
+    assert str(report) == written["report.report"]
+    assert report.graph == digest(graph)
+    assert set(report.steps[0]) == set(range(len(graph)))
     # What was written is explained alike, from the step graph on.
     again = json.loads(explain(str(tmp_path / "rungs" / "step.step"), "--json"))
     assert again == {
         "step": written["step.step"],
         "placement": written["placement.txt"],
         "plan": written["plan.txt"],
-        "report": written["report.txt"],
+        "report": written["report.report"],
     }
 
 
@@ -63,7 +76,7 @@ def test_packet_networks_get_a_schedule(name: str, fabric: str) -> None:
     # No vector moves before its node may begin, and the step takes what its computations take.
     assert rungs.schedule is not None
     assert rungs.seconds == rungs.schedule.seconds == pytest.approx(max(rungs.schedule.ends_s))
-    assert rungs.seconds >= max(rungs.report.busy_s)
+    assert rungs.seconds >= rungs.report.figures["compute_ns"] / 1e9
     # What is computed alone takes the same, to a cycle of 900 MHz for each node.
     compute_ns = sum(node.time_ns for node in rungs.graph.nodes)
     assert rungs.seconds <= compute_ns / 1e9 + 1e-3
@@ -100,21 +113,74 @@ def test_devices_that_communicate_are_placed_near_each_other() -> None:
 
 
 def test_a_report_says_what_is_exposed() -> None:
-    rungs = climb(GOLDEN / "pipeline.fw", Options(costs=COSTS))
+    report = climb(GOLDEN / "pipeline.fw", Options(costs=COSTS)).report
     # 1000 + 128 bytes + 2000 + 128 bytes + 1800 ns, of which device 0 computes 2800.
-    report = {rung.name: rung.text for rung in rungs.rungs}["report"]
-    assert rungs.report.busy_s == pytest.approx([2.8e-6, 2e-6])
-    exposed_ms = 1e3 * (rungs.report.seconds - 2.8e-6)
-    assert f"exposed communication: {exposed_ms:.6f} ms" in report
-    assert "#2 @loss: compute, from" in report
+    assert report.figures["compute_ns"] == 2800
+    exposed_ns = report.figures["makespan_ns"] - 2800
+    assert report.figures["exposed_communication_ns"] == exposed_ns > 0
+    assert report.ends_ns == [report.figures["makespan_ns"]]
+    assert "#2 from " in str(report)
 
 
-def test_plans_name_what_they_cut() -> None:
-    rungs = climb(GOLDEN / "experts.fw", Options(costs=[ChannelCost(8e9), ChannelCost(4e9)]))
-    plan = {rung.name: rung.text for rung in rungs.rungs}["plan"]
-    assert "#1: 32 bytes" in plan
-    assert "#3: 64 bytes" in plan
-    assert plan.count("channel") >= 3
+def two_channels() -> tuple[StepGraph, GraphPlan]:
+    """Returns a step with two kinds of communication, and its plan."""
+    costs = [ChannelCost(8e9, 3, 7e10, 0.25, (0.0, 0.125)), ChannelCost(4e9)]
+    rungs = climb(GOLDEN / "experts.fw", Options(costs=costs))
+    return rungs.graph, rungs.planned
+
+
+def test_plans_are_read_as_printed_and_name_what_they_cut() -> None:
+    graph, plan = two_channels()
+    assert GraphPlan.parse(str(plan)) == plan
+    plan.verify(graph)
+    assert {kind.nodes for kind in plan.kinds} == {(1,), (3,)}
+    assert "channel 0: 8000000000.0 bit/s, 3 ns a round" in str(plan)
+    assert "incast 0.25, overlap 0.0 0.125" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("plan of", "plan for", "line 1 is .*expected `plan of"),
+        ("channel 1: ", "channel 2: ", "line 3 .*expected channel 1"),
+        ("strict: ", "loose: ", "expected `strict"),
+        ("fifo: ", "ordered: ", "expected `fifo"),
+        (" plans evaluated", " evaluated", "expected `... plans evaluated"),
+        ("incast 0.25", "incast 0..25", "expected numbers"),
+        ("incast 0.25", "incast 0.250", "as a plan is printed"),
+        ("\n#", "\n\n#", "expected `strict"),
+    ],
+)
+def test_what_is_no_plan_is_refused(old: str, new: str, says: str) -> None:
+    text = str(two_channels()[1])
+    assert old in text
+    with pytest.raises(GraphError, match=says):
+        GraphPlan.parse(text.replace(old, new, 1))
+    for cut in range(0, len(text) - 1, 7):
+        with pytest.raises(GraphError):
+            GraphPlan.parse(text[:cut])
+    with pytest.raises(GraphError, match="expected the end"):
+        GraphPlan.parse(f"{text}more\n")
+
+
+def test_plans_of_other_graphs_do_not_verify() -> None:
+    graph, plan = two_channels()
+    first, second = plan.kinds
+    for changed, says in (
+        (dataclasses.replace(plan, step="other"), "the plan is of @other"),
+        (dataclasses.replace(plan, kinds=(first,)), "no strategy of: #3"),
+        (dataclasses.replace(plan, kinds=(first, second, second)), "a kind that the graph lacks"),
+        (
+            dataclasses.replace(plan, kinds=(first, dataclasses.replace(second, channel=2))),
+            "there are 2 channels",
+        ),
+        (
+            dataclasses.replace(plan, kinds=(first, dataclasses.replace(second, segments=0))),
+            "cannot be carried out",
+        ),
+    ):
+        with pytest.raises(GraphError, match=says):
+            changed.verify(graph)
 
 
 def test_traces_of_chakra_are_explained(tmp_path: Path) -> None:
@@ -125,6 +191,8 @@ def test_traces_of_chakra_are_explained(tmp_path: Path) -> None:
     found = json.loads(explain(str(tmp_path / "traces"), "--json"))
     assert list(found) == ["step", "placement", "plan", "report"]
     assert "all_reduce 800 of 1bytes on [0..2]" in found["step"]
+    assert str(GraphPlan.parse(found["plan"])) == found["plan"]
+    assert str(StepReport.parse(found["report"])) == found["report"]
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
@@ -132,7 +200,11 @@ def test_graphs_of_flexflow_are_explained() -> None:
     found = json.loads(explain(str(DATA / "100dlrm_16.fbuf"), "--json"))
     graph = StepGraph.parse(found["step"])
     assert (len(graph), str(graph)) == (1278, found["step"])
-    assert "makespan:" in found["report"]
+    plan = GraphPlan.parse(found["plan"])
+    plan.verify(graph)
+    assert str(plan) == found["plan"]
+    report = StepReport.parse(found["report"])
+    assert (str(report), len(report.steps[0])) == (found["report"], 1278)
 
 
 def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from fairway._native import StepGraph
 from fairway.communication import graphs
 from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
+from fairway.formats.flexflow import read_flexflow
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 BYTE_A_NANO = ChannelCost(8e9)
@@ -117,7 +118,7 @@ def test_files_that_are_no_graphs_are_refused(content: bytes, tmp_path: Path) ->
     path = tmp_path / "graph.fbuf"
     path.write_bytes(content)
     with pytest.raises(GraphError, match=r"graph\.fbuf is no task graph"):
-        graphs.read_flexflow(path)
+        read_flexflow(path)
 
 
 @needs_data
@@ -128,7 +129,7 @@ def test_files_that_are_no_graphs_are_refused(content: bytes, tmp_path: Path) ->
 def test_graphs_of_flexflow_take_less_as_planned(
     name: str, devices: int, tasks: int, gain: float
 ) -> None:
-    graph = graphs.read_flexflow(DATA / f"{name}.fbuf")
+    graph = read_flexflow(DATA / f"{name}.fbuf")
     assert (graph.devices, len(graph)) == (devices, tasks)
     found = graphs.plan(graph, [NETWORK])
     assert found == graphs.plan(graph, [NETWORK]), "the same seed finds the same plan"

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from fairway import _native
 from fairway.analysis.topologies import read_topology
 from fairway.cli import app
-from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError, FairwayError, PlacementError, TopologyError
+from fairway.formats.flexflow import read_flexflow
 from fairway.placement import NAMES
 from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from fairway._native import StepGraph
 from fairway.analysis.topologies import read_topology
 from fairway.cli import app
-from fairway.communication.graphs import read_flexflow
 from fairway.errors import FairwayError, GraphError
 from fairway.formats.chakra import TraceNode, write_nodes
+from fairway.formats.flexflow import read_flexflow
 from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
 from fairway.placement.models import MODELS, V100
 from fairway.placement.pytorch import of_pytorch

@@ -242,19 +242,19 @@ def compare(program: str, measured: StepReport) -> Comparison:
         ReportError: the report is of another program, or has too few steps.
     """
     graph = _native.StepGraph.of_program(program)
-    _check(graph, program, measured)
+    _check(graph, measured)
     count = len(measured.steps)
     warm = max(1, round(WARM_UP * count))
     machine = fit(graph, measured, range(warm, count, 2))
     predicted = simulate(graph, machine, count)
-    report = StepReport(graph.name, "simulated", measured.program, predicted)
+    report = StepReport(graph.name, "simulated", measured.graph, predicted)
     return Comparison(graph, machine, measured, report, range(warm + 1, count, 2))
 
 
-def _check(graph: _native.StepGraph, program: str, measured: StepReport) -> None:
-    if measured.program != digest(program):
+def _check(graph: _native.StepGraph, measured: StepReport) -> None:
+    if measured.graph != digest(graph):
         raise ReportError(
-            f"the report is of program {measured.program}, and this is {digest(program)}; capture "
+            f"the report is of step graph {measured.graph}, and this is {digest(graph)}; capture "
             "the script again"
         )
     count = len(measured.steps)

@@ -1,6 +1,6 @@
 """The rungs of one step: program, step graph, placement, plan, schedule, and predicted report.
 
-Each rung is text; all but the plan and the report parse to what was printed.
+Each rung is a value that prints, and parses to what was printed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from fairway import _native, capture
 from fairway.analysis.topologies import read_topology
 from fairway.communication import graphs
+from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import PlacementError
 from fairway.placement.reading import read_graph
 from fairway.placement.search import Carried, carry_out_graph
+from fairway.report.steps import REPORT, Span, StepReport, digest
 
 __all__ = ["Options", "Rung", "Rungs", "climb"]
 
-LONGEST = 10
-"""Nodes that a report lists: those that take the longest."""
 STEPS = 8
 """Repetitions of a step in a plan: enough for the steady state of a loop to dominate."""
 
@@ -70,20 +70,24 @@ class Rungs:
         placement: where they are; None for a graph that stands for several parts.
         planned: the plan of :data:`STEPS` repetitions.
         schedule: of every vector, on a topology of links.
-        report: of one step, simulated as flows on the topology.
+        report: of one step, simulated as flows on the topology. Its figures are ``makespan_ns``;
+            ``compute_ns`` of the busiest device; ``exposed_communication_ns``, the difference;
+            ``transferred_bytes``; and on a topology of links ``scheduled_makespan_ns``.
     """
 
     rungs: list[Rung]
     graph: _native.StepGraph
     placement: _native.Placement | None
-    planned: graphs.Planned
+    planned: GraphPlan
     schedule: _native.StepSchedule | None
-    report: Carried
+    report: StepReport
 
     @property
     def seconds(self) -> float:
         """Predicted time of the step: by the schedule if there is one, else by the report."""
-        return self.report.seconds if self.schedule is None else self.schedule.seconds
+        if self.schedule is not None:
+            return self.schedule.seconds
+        return self.report.figures["makespan_ns"] / 1e9
 
     def write(self, folder: Path) -> list[Path]:
         """Writes each rung as a file of its own; returns their paths.
@@ -124,16 +128,17 @@ def climb(path: Path, options: Options) -> Rungs:
     topology = options.topology
     if topology is None:
         topology = read_topology(f"elect-flat:{graph.devices * graph.parts}")
-    placement, placed, report = _place(graph, topology, options)
+    placement, placed, simulated = _place(graph, topology, options)
     if placement is not None:
         rungs.append(Rung("placement", ".txt", str(placement)))
     planned = graphs.plan(graph, options.costs, steps=STEPS, seed=options.seed)
-    rungs.append(Rung("plan", ".txt", _plan_text(graph, planned, options.costs)))
+    rungs.append(Rung("plan", ".txt", str(planned)))
     schedule = None
     if topology.is_routed:
         schedule = _scheduled(placed, topology)
         rungs.append(Rung("schedule", ".txt", str(schedule)))
-    rungs.append(Rung("report", ".txt", _report_text(placed, report, schedule, topology)))
+    report = _report(graph, simulated, schedule)
+    rungs.append(Rung("report", REPORT, str(report)))
     return Rungs(rungs, graph, placement, planned, schedule, report)
 
 
@@ -162,61 +167,21 @@ def _scheduled(graph: _native.StepGraph, topology: _native.Topology) -> _native.
         raise PlacementError(f"cannot schedule {graph.name} on {topology}: {error}") from None
 
 
-def _plan_text(
-    graph: _native.StepGraph, planned: graphs.Planned, costs: Sequence[ChannelCost]
-) -> str:
-    lines = [f"plan of {STEPS} steps on {len(costs)} channels"]
-    lines += [
-        f"channel {number}: {cost.rate_bps:.6g} bit/s, latency {cost.latency_ns} ns"
-        for number, cost in enumerate(costs)
-    ]
-    sizes = [node.size for node in graph.nodes]
-    kinds: list[list[int]] = [[] for _ in planned.strategies]
-    for number, kind in enumerate(graph.communication_kinds()):
-        if kind is not None:
-            kinds[kind].append(number)
-    for nodes, (pieces, channel) in zip(kinds, planned.strategies, strict=True):
-        by = "all channels in turn" if channel is None else f"channel {channel}"
-        named = ", ".join(f"#{number}" for number in nodes[:LONGEST])
-        more = f" and {len(nodes) - LONGEST} more" if len(nodes) > LONGEST else ""
-        lines.append(f"{named}{more}: {sizes[nodes[0]]} bytes, {pieces} pieces by {by}")
-    for name, time_s in (
-        ("first in, first out, strictly", planned.strict_s),
-        ("first in, first out, overtaking blocked heads", planned.fifo_s),
-        ("critical path first", planned.ordered_s),
-        ("planned", planned.planned_s),
-    ):
-        lines.append(f"{name}: {1e3 * time_s / STEPS:.6f} ms a step")
-    lines.append(f"{planned.evaluations} plans evaluated ({planned.reason})")
-    return "\n".join(lines) + "\n"
-
-
-def _report_text(
-    graph: _native.StepGraph,
-    report: Carried,
-    schedule: _native.StepSchedule | None,
-    topology: _native.Topology,
-) -> str:
-    busiest = max(report.busy_s, default=0.0)
-    lines = [f"report of one step on {topology}, simulated"]
+def _report(
+    graph: _native.StepGraph, simulated: Carried, schedule: _native.StepSchedule | None
+) -> StepReport:
+    makespan_ns = round(1e9 * simulated.seconds)
+    compute_ns = round(1e9 * max(simulated.busy_s, default=0.0))
+    figures = {
+        "makespan_ns": makespan_ns,
+        "compute_ns": compute_ns,
+        "exposed_communication_ns": max(0, makespan_ns - compute_ns),
+        "transferred_bytes": simulated.moved_bytes,
+    }
     if schedule is not None:
-        lines.append(f"makespan, every vector scheduled: {1e3 * schedule.seconds:.6f} ms")
-    lines += [
-        f"makespan{', as flows' if schedule else ''}: {1e3 * report.seconds:.6f} ms",
-        f"busiest device computes: {1e3 * busiest:.6f} ms",
-        f"exposed communication: {1e3 * (report.seconds - busiest):.6f} ms",
-        f"bytes transferred: {report.moved_bytes}",
-    ]
-    spans = sorted(
-        ((end - begin, number) for number, (begin, end) in enumerate(report.times_s)),
-        key=lambda span: (-span[0], span[1]),
-    )
-    nodes = graph.nodes
-    for took_s, number in spans[:LONGEST]:
-        node, begin_s = nodes[number], report.times_s[number][0]
-        name = f" @{node.name}" if node.name else ""
-        span = f"from {1e3 * begin_s:.6f} ms for {1e3 * took_s:.6f} ms"
-        line = f"#{number}{name}: {node.kind}, {span}"
-        algorithm = None if schedule is None else schedule.algorithms[number]
-        lines.append(line if algorithm is None else f"{line}, scheduled as {algorithm}")
-    return "\n".join(lines) + "\n"
+        figures["scheduled_makespan_ns"] = round(1e9 * schedule.seconds)
+    spans = {
+        node: Span(round(1e9 * begin_s), round(1e9 * end_s))
+        for node, (begin_s, end_s) in enumerate(simulated.times_s)
+    }
+    return StepReport(graph.name, "simulated", digest(graph), [spans], figures)

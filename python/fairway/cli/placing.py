@@ -238,7 +238,7 @@ def _read(
     what: str, profile: Path | None, samples: int, device: Any
 ) -> tuple[Any, list[tuple[int, int]]]:
     from fairway import capture
-    from fairway.communication.graphs import read_flexflow
+    from fairway.formats.flexflow import read_flexflow
     from fairway.placement.graphs import of_flexflow
     from fairway.placement.models import MODELS, V100, Model, transformer
     from fairway.placement.programs import of_program

@@ -148,7 +148,7 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
     text = f"planning {len(graph):,} tasks on {graph.devices} devices"
     found = _working(text, lambda: graphs.plan(graph, costs, seed=seed))
     if as_json:
-        print(json.dumps(dataclasses.asdict(found)))
+        print(json.dumps(found.as_json()))
         return
     console = results()
     console.print(graph_table(found))

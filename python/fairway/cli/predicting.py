@@ -127,16 +127,17 @@ def _show(step: Path, options: Options, *, as_json: bool) -> None:
 
 
 def _figures(found: Rungs) -> dict[str, float | int]:
-    busiest = max(found.report.busy_s, default=0.0)
+    simulated = found.report.figures
+    compute_s = simulated["compute_ns"] / 1e9
     figures: dict[str, float | int] = {
         "predicted_s": found.seconds,
-        "compute_s": busiest,
-        "exposed_communication_s": max(0.0, found.seconds - busiest),
+        "compute_s": compute_s,
+        "exposed_communication_s": max(0.0, found.seconds - compute_s),
         "devices": found.graph.devices * found.graph.parts,
         "nodes": len(found.graph),
-        "bytes_transferred": found.report.moved_bytes,
+        "bytes_transferred": simulated["transferred_bytes"],
     }
     if found.schedule is not None:
-        figures["as_flows_s"] = found.report.seconds
+        figures["as_flows_s"] = simulated["makespan_ns"] / 1e9
         figures["scheduled_tasks"] = found.schedule.tasks
     return figures

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fairway import _native, capture
-from fairway.communication.graphs import of_program, read_flexflow
+from fairway.communication.graphs import of_program
 from fairway.errors import GraphError
+from fairway.formats.flexflow import read_flexflow
 from fairway.placement.chakra import find_traces, read_step
 
 __all__ = ["GRAPHS", "is_graph", "read_graph"]

@@ -101,7 +101,7 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
         }
         for step in steps
     ]
-    return StepReport(graph.name, "measured", digest(program), moved)
+    return StepReport(graph.name, "measured", digest(graph), moved)
 
 
 def _find_steps(

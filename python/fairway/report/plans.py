@@ -12,7 +12,7 @@ from rich.text import Text
 from fairway import _native
 from fairway.communication.calibration import Calibration
 from fairway.communication.explanation import Explanation
-from fairway.communication.graphs import Planned
+from fairway.communication.graph_plans import GraphPlan
 from fairway.report.plots import drawing, save
 
 __all__ = ["calibration_table", "draw", "explained", "graph_table", "systems_table"]
@@ -62,7 +62,7 @@ def calibration_table(found: Calibration) -> Table:
     return table
 
 
-def graph_table(found: Planned) -> Table:
+def graph_table(found: GraphPlan) -> Table:
     """Returns a table of the makespan of a graph's steps under each schedule."""
     table = Table(title="step time by schedule")
     for name in ("order", "takes", "of fifo"):

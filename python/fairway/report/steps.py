@@ -1,16 +1,17 @@
 """The report of consecutive steps: when each node began and ended, measured or simulated.
 
-Its text has a header, and a line for each node of each step::
+Its text has a header, figures of a simulated step, and a line for each node of each step::
 
-    report of @train, measured, of program 0123456789abcdef
+    report of @train, simulated, of step graph 0123456789abcdef
+    makespan_ns: 1500
+    transferred_bytes: 4096
     step 0
     #0 from 0ns to 1200ns
     #1 from 1300ns to 1500ns
     step 1
     ...
 
-Nodes are those of the step graph of the program (``lower``); a node that was not observed has no
-line.
+Nodes are those of the step graph (``lower``); a node that was not observed has no line.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ import hashlib
 import itertools
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from fairway import _native
 from fairway.errors import ReportError
 
 __all__ = ["REPORT", "Span", "StepReport", "digest"]
 
 REPORT = ".report"
 """Suffix of a report's file."""
-HEADER = re.compile(r"report of @(\S+), (measured|simulated), of program ([0-9a-f]{16})")
+HEADER = re.compile(r"report of @(\S+), (measured|simulated), of step graph ([0-9a-f]{16})")
 NODE = re.compile(r"#(\d{1,9}) from (\d{1,19})ns to (\d{1,19})ns")
+FIGURE = re.compile(r"([a-z_]{1,64}): (\d{1,19})")
 STEP = re.compile(r"step (\d{1,9})")
 
 
@@ -50,19 +53,21 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """Consecutive steps of one program.
+    """Consecutive steps of one step graph.
 
     Attributes:
-        step: name of the program.
+        step: name of the step graph.
         source: ``measured`` or ``simulated``.
-        program: :func:`digest` of the program's text.
+        graph: :func:`digest` of the step graph.
         steps: for each step the nodes that were observed.
+        figures: of one step, by name; names end with their unit.
     """
 
     step: str
     source: str
-    program: str
+    graph: str
     steps: Sequence[dict[int, Span]]
+    figures: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def ends_ns(self) -> list[int]:
@@ -75,7 +80,8 @@ class StepReport:
         return [end - begin for begin, end in itertools.pairwise(self.ends_ns)]
 
     def __str__(self) -> str:
-        lines = [f"report of @{self.step}, {self.source}, of program {self.program}"]
+        lines = [f"report of @{self.step}, {self.source}, of step graph {self.graph}"]
+        lines += [f"{name}: {figure}" for name, figure in self.figures.items()]
         for number, step in enumerate(self.steps):
             lines.append(f"step {number}")
             for node, span in sorted(step.items()):
@@ -94,6 +100,7 @@ class StepReport:
         if header is None:
             raise ReportError(f"line 1 is {reprlib.repr(first)}; expected `report of @NAME, ...`")
         steps: list[dict[int, Span]] = []
+        figures: dict[str, int] = {}
         for number, line in enumerate(lines, 2):
             if (node := NODE.fullmatch(line)) and steps:
                 index, begin, end = map(int, node.groups())
@@ -101,13 +108,15 @@ class StepReport:
                     what = "it is there twice" if index in steps[-1] else "it ends before it begins"
                     raise ReportError(f"line {number}: node #{index}: {what}")
                 steps[-1][index] = Span(begin, end)
+            elif (figure := FIGURE.fullmatch(line)) and not steps and figure[1] not in figures:
+                figures[figure[1]] = int(figure[2])
             elif (step := STEP.fullmatch(line)) and int(step[1]) == len(steps):
                 steps.append({})
             elif line or number != len(lines) + 1:
                 raise ReportError(
                     f"line {number} is {reprlib.repr(line)}; expected `step {len(steps)}` or a node"
                 )
-        return cls(header[1], header[2], header[3], steps)
+        return cls(header[1], header[2], header[3], steps, figures)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -124,6 +133,6 @@ class StepReport:
             raise ReportError(f"{path} holds no report: {error}") from None
 
 
-def digest(program: str) -> str:
-    """Returns what identifies the text of a program in its reports."""
-    return hashlib.sha256(program.encode()).hexdigest()[:16]
+def digest(graph: _native.StepGraph) -> str:
+    """Returns what identifies a step graph in its reports."""
+    return hashlib.sha256(str(graph).encode()).hexdigest()[:16]
