@@ -95,6 +95,7 @@ def compare_step(
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.analysis.comparing import compare
     from fairway.capture import read
+    from fairway.report.measured import STEPS_MIN
     from fairway.report.steps import StepReport
 
     files.check()
@@ -104,7 +105,8 @@ def compare_step(
     path = report or what.with_suffix(REPORT)
     if report is None and not path.exists():
         raise ConfigError(
-            f"{what} has no measured report, {path}; capture the script with `fairway capture`"
+            f"{what} has no measured report, {path}; capture a script that repeats its last step "
+            f"at least {STEPS_MIN} times"
         )
     with working(f"simulating {what}"):
         found = run_aside(lambda: compare(text, StepReport.read(path)))
