@@ -30,7 +30,7 @@ from common import (
 from rich.console import Console
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 MBIT = (200, 100)

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 CHAINS = (Island(1, 1), Island(2, 1), Island(2, 2))

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway.daemon import Run, client_environment
+from fairway.cluster.supervisor import Run, client_environment
 from fairway.settings import Settings
 
 HOSTS = (1, 16, 64, 256)

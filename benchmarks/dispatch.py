@@ -43,7 +43,7 @@ from dispatch_client import FUSED
 from rich.console import Console
 from rich.table import Table
 
-from fairway.daemon import Run, client_environment
+from fairway.cluster.supervisor import Run, client_environment
 from fairway.settings import Settings
 
 JAX_WINDOW = 16

@@ -33,7 +33,7 @@ from common import (
 from rich.console import Console
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import IslandSettings, Settings
 
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")

@@ -51,7 +51,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.parallel import bubble
 from fairway.settings import IslandSettings, Settings
 

@@ -20,7 +20,7 @@ from paced import ALLOWED
 from rich.console import Console
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import IslandSettings, Settings
 
 DEVICES = 4

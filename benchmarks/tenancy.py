@@ -53,7 +53,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 ISLANDS = (Island(1, 4), Island(2, 2))

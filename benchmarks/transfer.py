@@ -47,7 +47,7 @@ from common import (
 from rich.console import Console
 from rich.table import Table
 
-from fairway.daemon import Run, client_environment
+from fairway.cluster.supervisor import Run, client_environment
 from fairway.settings import ChannelSettings, IslandSettings, Settings
 
 MIB = 1 << 20

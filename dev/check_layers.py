@@ -36,20 +36,13 @@ CRATES = {
 """Crates that each crate may depend on."""
 
 FORBIDDEN = {
-    "fairway.host": {"fairway.daemon", "fairway.cli", "fairway.engines", "fairway.registry"},
+    "fairway.host": {"fairway.cli", "fairway.cluster"},
     "fairway.errors": {"fairway"},
     "fairway.shards": {"fairway"},
-    "fairway.settings": {"fairway.host", "fairway.daemon", "fairway.cli", "fairway.engines"},
-    "fairway.engines": {"fairway.daemon", "fairway.cli"},
-    "fairway.daemon": {"fairway.cli"},
-    "fairway.formats": {
-        "fairway.cli",
-        "fairway.daemon",
-        "fairway.doors",
-        "fairway.engines",
-        "fairway.host",
-        "fairway.registry",
-    },
+    "fairway.settings": {"fairway.cli", "fairway.cluster", "fairway.host"},
+    "fairway.cluster": {"fairway.cli"},
+    "fairway.cluster.launchers": {"fairway.cluster.supervisor"},
+    "fairway.formats": {"fairway.cli", "fairway.cluster", "fairway.host"},
 }
 """Modules that each module, including its submodules, may not import."""
 

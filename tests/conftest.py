@@ -22,7 +22,8 @@ from typing import Any, Protocol, Self
 import pytest
 import wires
 
-from fairway.daemon import Run
+from fairway.cluster import admin
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 PREAMBLE = """
@@ -274,11 +275,7 @@ class Up:
         return self.directories[0]
 
     def overview(self) -> dict[str, Any]:
-        with (
-            connect_unix(self.directory / "status.sock") as connection,
-            connection.makefile("rb") as answer,
-        ):
-            return dict(json.load(answer))
+        return admin.overview(self.directory)
 
     def panics(self) -> list[str]:
         """Lines in the logs of controller and hosts that report a broken invariant (panic)."""

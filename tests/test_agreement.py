@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from conftest import Begin, Start, hosts_of
 
-from fairway.engines.local import LocalHosts
+from fairway.cluster.launchers.local import LocalHosts
 from fairway.errors import StartError
 from fairway.host import messages
 from fairway.host.__main__ import HostSettings

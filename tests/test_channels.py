@@ -13,7 +13,7 @@ import pytest
 from conftest import Background, client, said
 from test_dataflow import run
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.errors import ConfigError
 from fairway.settings import ChannelSettings, IslandSettings, Settings
 

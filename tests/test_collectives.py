@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Notebook, client, client_environment, said, survive_a_loss
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from conftest import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.host.sparse import Collect, Dispatch, Message
 from fairway.settings import Settings
 

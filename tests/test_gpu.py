@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Notebook, client, client_environment, hosts_of, said
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.errors import StartError
 from fairway.settings import IslandSettings, Settings
 

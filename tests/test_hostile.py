@@ -132,13 +132,12 @@ def warm(up: Up) -> Up:
 
 
 SOCKETS = {
-    *("control.sock", "controller-data.sock", "data-0.sock", "data-1.sock"),
-    *("status.sock", "slices.sock", "islands.sock"),
+    "admin.sock",
+    "control.sock",
+    "controller-data.sock",
+    "data-0.sock",
+    "data-1.sock",
 }
-
-
-ONE_BY_ONE = {"slices.sock", "islands.sock"}
-"""They give each connection a second to send before the next is served; a few that stay suffice."""
 
 
 @pytest.mark.parametrize("where", ["listener", *sorted(SOCKETS)])
@@ -150,8 +149,7 @@ def test_nonsense(warm: Up, where: str) -> None:
     staying = []
     for number, data in enumerate(attacks()):
         attack(up, where, data, ("leave", "reset", "half")[number % 3])
-        if where not in ONE_BY_ONE or number % 4 == 0:
-            staying.append(attack(up, where, data, "stay"))
+        staying.append(attack(up, where, data, "stay"))
     try:
         check_computes(up)
         grown = rss_of_run(up) - before
@@ -279,7 +277,7 @@ def test_no_descriptors_are_left(own_runtime: Path) -> None:
     """Every listener recovers once the connections that exhausted all descriptors are closed."""
     # The first has a short backlog, where connections wait until others were closed: descriptors
     # are counted after the last, which accepts them at once.
-    wheres = ["status.sock", "controller-data.sock", "control.sock"]
+    wheres = ["admin.sock", "controller-data.sock", "control.sock"]
     with (
         Up("--islands", "1x1x1", runtime=own_runtime, limits=("--nofile=200:200",)) as running,
         contextlib.ExitStack() as strangers,

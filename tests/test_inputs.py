@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import Background, Islands, Measured, Notebook, Up, client, hosts_of, said, until
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.host.messages import CompiledSharding, OutputSpec, Tiles
 from fairway.host.parts import part_of, shard_of
 from fairway.settings import Settings

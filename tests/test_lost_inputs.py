@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Begin, Measured, Start, client, hosts_of, said
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 
 PLACES = """
     import os, signal

@@ -20,7 +20,7 @@ from conftest import (
     until,
 )
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 DEVICE_MEMORY = "8MiB"

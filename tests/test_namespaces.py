@@ -11,9 +11,9 @@ import pytest
 import wires
 from conftest import client, ip, said, until
 
+from fairway.cluster.supervisor import Run
 from fairway.communication import calibration
 from fairway.communication.ranks import Ranks
-from fairway.daemon import Run
 from fairway.errors import ConfigError, StartError
 from fairway.settings import ChannelSettings, IslandSettings, Settings
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import Notebook, survive_a_loss
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 SETUP = """

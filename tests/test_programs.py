@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import client
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 MOVES = """

@@ -8,7 +8,7 @@ import time
 
 from conftest import Background, client, hosts_of, said, until
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 ENDLESS = """

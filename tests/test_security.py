@@ -17,8 +17,8 @@ import pytest
 from conftest import Up, client, connect_unix, hosts_of, is_alive
 from test_hostile import listening_ports
 
+from fairway.cluster.registry import runs_directory
 from fairway.errors import FairwayError
-from fairway.registry import runs_directory
 
 STRANGER = 54321
 """A user that owns nothing."""
@@ -112,12 +112,10 @@ for other in ports:
 def unix(name):
     sock = socket.socket(socket.AF_UNIX); sock.settimeout(3)
     sock.connect(os.path.join(directory, name))
-    if name != "status.sock":  # which speaks first
-        sock.sendall(b"x" * 64)
+    sock.sendall(b'{"type": "overview"}\\n' if name == "admin.sock" else b"x" * 64)
     return answer(sock) or "connected"
 
-for name in ("control.sock", "controller-data.sock", "data-0.sock", "status.sock", "slices.sock",
-             "islands.sock"):
+for name in ("control.sock", "controller-data.sock", "data-0.sock", "admin.sock"):
     kind(name)(lambda: unix(name))
 kind("list the folder")(lambda: os.listdir(directory))
 kind("list its parent")(lambda: os.listdir(os.path.dirname(directory)))
@@ -181,7 +179,7 @@ def test_another_user_gets_past_no_listener(own_runtime: Path) -> None:
         # Positive control: the same attempts by the owner succeed.
         own = attack(running, 0)
         assert own["preface"].endswith("bytes")
-        assert own["status.sock"].endswith("bytes")
+        assert own["admin.sock"].endswith("bytes")
         assert own["environ"] == "read"
         assert own["write into it"] == "written"
         result = client(running, "say('sum', value=float(jax.numpy.arange(4.).sum()))")
@@ -197,7 +195,7 @@ def test_users_that_are_named_may_connect(own_runtime: Path, tmp_path: Path) -> 
         os.chmod(own_runtime.parent, 0o755)
         got = attack(running, STRANGER)
         assert got["preface"].endswith("bytes")
-        assert got["status.sock"] == ""
+        assert got["admin.sock"] == ""
         assert got["control.sock"] == ""
 
 
@@ -210,9 +208,10 @@ def test_sockets_of_this_machine_answer_their_owner_alone(own_runtime: Path) -> 
             os.chmod(path, 0o777)
         got = attack(running, STRANGER)
         names = [name for name in got if name.endswith(".sock")]
-        assert len(names) == 6
+        assert len(names) == 4
         assert {name: got[name] for name in names if got[name] not in ("", "connected")} == {}
-        with connect_unix(running.directory / "status.sock") as owner:
+        with connect_unix(running.directory / "admin.sock") as owner:
+            owner.sendall(b'{"type": "overview"}\n')
             assert owner.recv(10)
 
 

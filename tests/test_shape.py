@@ -135,7 +135,7 @@ def test_studies_are_open_to_the_command_line_only():
     used = {"fairway.studies.workloads", "fairway.errors"}
     assert check_layers.closed_errors("fairway.cli.planning", used) == []
     assert check_layers.closed_errors("fairway.studies.reproduce", used) == []
-    errors = check_layers.closed_errors("fairway.daemon", used)
+    errors = check_layers.closed_errors("fairway.cluster.supervisor", used)
     assert [error.split(";")[0] for error in errors] == [
-        "fairway.daemon may not import fairway.studies.workloads"
+        "fairway.cluster.supervisor may not import fairway.studies.workloads"
     ]

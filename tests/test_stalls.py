@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import Background, Measured, hosts_of, ip
 
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.settings import IslandSettings, Settings
 
 pytestmark = pytest.mark.alone

@@ -16,7 +16,7 @@ from command_line import check_refused, fairway
 from conftest import Up, connect_unix, is_alive, until
 
 from fairway.cli.status import script_of, show_run
-from fairway.registry import new_directory
+from fairway.cluster.registry import new_directory
 
 
 def test_status_of_nothing(no_runs: Path) -> None:
@@ -109,8 +109,8 @@ def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Pa
     with Up("--islands", "1x1x1", runtime=directory) as second:
         assert "main is up already, so this one is named main-2" in second.errors.read_text()
         assert len(second.directories) == 2
-        for door in directory.glob("fairway-*/run-*/status.sock"):
-            connect_unix(door).close()  # a run that reports being up answers from then on
+        for path in directory.glob("fairway-*/run-*/admin.sock"):
+            connect_unix(path).close()  # a run that reports being up answers from then on
         targets = {seen["target"] for seen in status(directory)}
         assert targets == {u.environment["JAX_BACKEND_TARGET"] for u in (up, second)}
         process = status(directory)[1]["islands"][0]["hosts"][0]["process"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fairway import _native
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.errors import CaptureError
 from fairway.report.measured import HostRecords, measure
 from fairway.report.steps import StepReport

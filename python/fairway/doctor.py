@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fairway import __version__
+from fairway.cluster.registry import new_directory
 from fairway.errors import FairwayError
-from fairway.registry import new_directory
 
 __all__ = ["Finding", "Level", "examine", "report"]
 

@@ -6,20 +6,19 @@ manager maps to physical devices, spreading slices over islands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from fairway.cluster.admin import AllocateSlice, ReleaseSlice, allocate_slice, release_slice
 from fairway.errors import NotRunningError, SliceError
-from fairway.registry import ask
 from fairway.settings import parse_size
 
 __all__ = ["Slice", "slice"]
-
-ANSWER_S_MAX = 10.0
 
 
 class Slice:
@@ -30,16 +29,19 @@ class Slice:
         island: number of the island they are on.
     """
 
-    def __init__(self, door: Path, client: int, devices: np.ndarray[Any, Any], island: int) -> None:
+    def __init__(
+        self, directory: Path, client: int, devices: np.ndarray[Any, Any], island: int
+    ) -> None:
         self.devices = devices
         self.island = island
-        self._door = door
+        self._directory = directory
         self._client = client
 
     def free(self) -> None:
         """Releases the devices; arrays on them stay until they are deleted."""
         numbers = [device.id for device in self.devices.flat]
-        _ask(self._door, {"release": numbers, "client": self._client})
+        with _answered():
+            release_slice(self._directory, ReleaseSlice(self._client, numbers))
 
     def __enter__(self) -> Self:
         return self
@@ -83,22 +85,21 @@ def slice(
             f"slices are of devices of Fairway, but JAX uses {first.platform!r} devices of this "
             "process; run the script with `fairway run`"
         )
-    door = Path(str(first.controller_directory)) / "slices.sock"
+    directory = Path(str(first.controller_directory))
     extents = [int(extent) for extent in shape]
     bytes_each = parse_size("memory", memory) if isinstance(memory, str) else memory
-    question = {"allocate": extents, "client": client, "island": island, "memory": bytes_each}
-    answer = _ask(door, question)
+    with _answered():
+        answer = allocate_slice(directory, AllocateSlice(client, extents, island, bytes_each))
     every: Any = first.client
     known = {device.id: device for device in every._get_all_devices()}
-    devices = np.array([known[number] for number in answer["devices"]]).reshape(extents)
-    return Slice(door, client, devices, answer["island"])
+    devices = np.array([known[number] for number in answer.devices]).reshape(extents)
+    return Slice(directory, client, devices, answer.island)
 
 
-def _ask(door: Path, question: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Raises a :class:`SliceError` where the controller does not answer."""
     try:
-        answer = ask(door, question, ANSWER_S_MAX)
+        yield
     except NotRunningError as error:
         raise SliceError(f"no answer about slices: {error}") from error
-    if "error" in answer:
-        raise SliceError(answer["error"])
-    return answer

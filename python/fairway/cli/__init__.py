@@ -49,11 +49,12 @@ from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.simulating import simulate_workload
 from fairway.cli.status import planned, show_run
-from fairway.daemon import START_TIMEOUT_S, client_environment
-from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
+from fairway.cluster import admin
+from fairway.cluster.registry import choose_cluster, free_name, live_runs
+from fairway.cluster.supervisor import client_environment
+from fairway.errors import ConfigError, FairwayError, NotRunningError
 from fairway.interrupts import Interrupts, run_aside
 from fairway.plugin import BARE
-from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import IslandSettings
@@ -318,8 +319,10 @@ def add_island(
     """Add an island; a lost or removed island of this shape comes back under its old number."""
     island = IslandSettings.parse(shape)
     with working("starting hosts"):
-        answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
-    note(f"Island {answer['island']} is up")
+        number = admin.add_island(
+            _directory_of(cluster), admin.AddIsland(island.hosts, island.devices)
+        )
+    note(f"Island {number} is up")
 
 
 @islands_app.command("remove")
@@ -331,21 +334,18 @@ def remove_island(
     cluster: Cluster = None,
 ) -> None:
     """Remove an island while the others continue; slices on it migrate to other islands."""
-    _ask_about_islands(cluster, {"remove": number, "force": force})
+    admin.remove_island(_directory_of(cluster), admin.RemoveIsland(number, force))
     note(f"Island {number} is gone")
 
 
-def _ask_about_islands(cluster: str | None, question: dict[str, Any]) -> dict[str, Any]:
+def _directory_of(cluster: str | None) -> Path:
+    """Returns the directory of the cluster whose islands a command changes."""
     runs = live_runs()
     found = choose_cluster(runs, cluster, os.environ.get("JAX_BACKEND_TARGET"))
     if found is None:
         hint = "; islands of a `fairway run` are its own" if runs else ""
         raise NotRunningError(f"no cluster is up; `fairway up` starts one{hint}")
-    door = Path(found["directory"]) / "islands.sock"
-    answer = ask(door, question, timeout_s=START_TIMEOUT_S + 10)
-    if "error" in answer:
-        raise IslandError(answer["error"])
-    return answer
+    return Path(found["directory"])
 
 
 @app.command("route")

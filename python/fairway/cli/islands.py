@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fairway.cli.consoles import check_output, counted, note, terminal, working
-from fairway.daemon import Run
+from fairway.cluster.supervisor import Run
 from fairway.doctor import HOST_BYTES
 from fairway.errors import ConfigError
 from fairway.interrupts import Interrupts

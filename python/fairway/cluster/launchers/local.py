@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fairway import children
-from fairway.engines.network import PrivateNetwork
+from fairway.cluster.launchers.network import PrivateNetwork
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
 

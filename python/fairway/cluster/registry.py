@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from fairway.cluster.admin import overview
 from fairway.errors import ConfigError, FairwayError, NotRunningError
 
-__all__ = ["ask", "choose_cluster", "free_name", "live_runs", "new_directory"]
+__all__ = ["choose_cluster", "free_name", "live_runs", "new_directory"]
 
 TARGET = "JAX_BACKEND_TARGET"
 """Environment variable that names a run by its address."""
@@ -91,8 +90,8 @@ def live_runs() -> list[dict[str, Any]]:
     """Returns the overview of each run that answers, in the order in which they came up."""
     if not os.path.lexists(_runs_path()):
         return []  # listing does not create the directory
-    doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
-    asked = map(_overview, doors)
+    sockets = sorted(runs_directory().glob(f"{PREFIX}*/admin.sock"), key=_made_at_ns)
+    asked = map(_overview, sockets)
     return [answer for answer in asked if answer is not None]
 
 
@@ -175,29 +174,6 @@ def _is_alive(directory: Path) -> bool:
 
 def _overview(path: Path) -> dict[str, Any] | None:
     try:
-        return ask(path)
+        return overview(path.parent)
     except NotRunningError:
         return None
-
-
-def ask(door: Path, question: Any = None, timeout_s: float = 2.0) -> dict[str, Any]:
-    """Sends a request to an admin socket of the controller and returns the response.
-
-    Args:
-        door: a socket in a run's directory.
-        question: the request; None for a socket that responds on connecting.
-        timeout_s: timeout of each socket operation.
-
-    Raises:
-        NotRunningError: the controller does not answer.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        try:
-            connection.connect(str(door))
-            if question is not None:
-                connection.sendall(json.dumps(question).encode() + b"\n")
-            with connection.makefile("rb") as answer:
-                return dict(json.load(answer))
-        except (OSError, ValueError) as error:
-            raise NotRunningError(f"the controller does not answer: {error}") from error

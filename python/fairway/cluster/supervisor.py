@@ -13,12 +13,25 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairway import _native
-from fairway.doors import Door, slice_answers
-from fairway.engines.local import LocalHosts
-from fairway.engines.network import NoNamespaceError
-from fairway.errors import FairwayError, IslandError, StartError
+from fairway.cluster.admin import (
+    AddIsland,
+    AdminAnswer,
+    AdminRequest,
+    AllocateSlice,
+    Done,
+    GetOverview,
+    IslandAdded,
+    OverviewAnswer,
+    ReleaseSlice,
+    RemoveIsland,
+    SliceAllocated,
+)
+from fairway.cluster.launchers.local import LocalHosts
+from fairway.cluster.launchers.network import NoNamespaceError
+from fairway.cluster.listener import AdminSocket
+from fairway.cluster.registry import new_directory
+from fairway.errors import IslandError, SliceError, StartError
 from fairway.host.__main__ import HostSettings
-from fairway.registry import new_directory
 from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
 
@@ -77,7 +90,7 @@ class Run:
         self._on_progress = on_progress or (lambda up, total: None)
         self._check = check or (lambda: None)
         self._services: list[Any] = []
-        self._doors: list[Door] = []
+        self._admin: AdminSocket | None = None
         self._closing = threading.Event()
         self._started = False
         self._samples: Samples | None = None
@@ -139,12 +152,7 @@ class Run:
             return
         try:
             self._wait_for(list(self._places), self._check)
-            status = self.directory / "status.sock"
-            self._doors.append(Door(status, lambda _: self.overview(), asks=False))
-            slices = self.directory / "slices.sock"
-            self._doors.append(Door(slices, slice_answers(self._server), asks=True))
-            islands = self.directory / "islands.sock"
-            self._doors.append(Door(islands, self._answer_about_islands, asks=True))
+            self._admin = AdminSocket(self.directory, self._answer)
         except BaseException:
             self.close()
             raise
@@ -167,8 +175,8 @@ class Run:
         self._closing.set()
         if self._samples is not None:
             self._samples.close()
-        for door in self._doors:
-            door.close()
+        if self._admin is not None:
+            self._admin.close()
         recorded = self._started and self._records
         try:
             self._server.close()
@@ -261,19 +269,37 @@ class Run:
             except _native.StatusError as error:
                 raise IslandError(error.args[1]) from None
 
-    def _answer_about_islands(self, question: Any) -> Any:
-        """Answers ``{"add": [hosts, devices]}`` and ``{"remove": island, "force": boolean}``."""
+    def _answer(self, request: AdminRequest) -> AdminAnswer:
+        """Carries out a request to the admin socket.
+
+        Raises:
+            FairwayError: it cannot be carried out.
+        """
+        match request:
+            case GetOverview():
+                return OverviewAnswer(self.overview())
+            case AllocateSlice():
+                return self._allocate(request)
+            case ReleaseSlice():
+                try:
+                    self._server.release(request.client, request.devices)
+                except _native.StatusError as error:
+                    raise SliceError(error.args[1]) from None
+            case AddIsland():
+                asked = IslandSettings(request.hosts, request.devices)
+                return IslandAdded(self.add_island(Settings(islands=(asked,)).islands[0]))
+            case RemoveIsland():
+                self.remove_island(request.island, force=request.force)
+        return Done()
+
+    def _allocate(self, request: AllocateSlice) -> SliceAllocated:
         try:
-            if "add" in question:
-                hosts, devices = question["add"]
-                island = Settings(islands=(IslandSettings(hosts, devices),)).islands[0]
-                return {"island": self.add_island(island)}
-            self.remove_island(int(question["remove"]), force=question.get("force") is True)
-        except FairwayError as error:
-            return {"error": str(error)}
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            return {"error": f"the question cannot be understood: {error!r}"}
-        return {}
+            devices, island = self._server.allocate(
+                request.client, request.shape, request.island, request.memory_bytes
+            )
+        except _native.StatusError as error:
+            raise SliceError(error.args[1]) from None
+        return SliceAllocated(devices, island)
 
     def _start_island(self, number: int, island: IslandSettings, hosts: list[int]) -> None:
         """Starts the hosts of an island, without waiting until they are up."""

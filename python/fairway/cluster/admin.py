@@ -1,0 +1,256 @@
+"""Requests to the admin socket of a run: a connection carries one typed request and its answer.
+
+Both are a line of JSON whose ``type`` selects the message, such as ``{"type": "overview"}``.
+:class:`~fairway.cluster.listener.AdminSocket` answers them.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from fairway.errors import FairwayError, IslandError, NotRunningError, SliceError
+
+__all__ = [
+    "AddIsland",
+    "AdminAnswer",
+    "AdminRequest",
+    "AllocateSlice",
+    "Done",
+    "GetOverview",
+    "IslandAdded",
+    "OverviewAnswer",
+    "Refused",
+    "ReleaseSlice",
+    "RemoveIsland",
+    "SliceAllocated",
+    "add_island",
+    "allocate_slice",
+    "overview",
+    "read_request",
+    "release_slice",
+    "remove_island",
+    "socket_path",
+]
+
+OVERVIEW_WAIT_S_MAX = 2.0
+SLICE_WAIT_S_MAX = 10.0
+ISLAND_WAIT_S_MAX = 130.0
+"""Longer than an island may take to start."""
+RETRY_S = 0.005
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Extent = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+
+
+class GetOverview(msgspec.Struct, frozen=True, tag="overview"):
+    """Asks for the state that ``fairway status`` shows; the answer is :class:`OverviewAnswer`."""
+
+
+class AllocateSlice(msgspec.Struct, frozen=True, tag="allocate_slice"):
+    """Asks for virtual devices; the answer is :class:`SliceAllocated`.
+
+    Attributes:
+        client: number of the client that they are for.
+        shape: extents of their mesh.
+        island: the island to use; None leaves it to the resource manager.
+        memory_bytes: memory to reserve on each device; None for no reservation.
+    """
+
+    client: Number
+    shape: list[Number]
+    island: Number | None = None
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+
+
+class ReleaseSlice(msgspec.Struct, frozen=True, tag="release_slice"):
+    """Releases virtual devices of a client; the answer is :class:`Done`."""
+
+    client: Number
+    devices: list[Number]
+
+
+class AddIsland(msgspec.Struct, frozen=True, tag="add_island"):
+    """Brings an island up; the answer, once its hosts are up, is :class:`IslandAdded`.
+
+    Attributes:
+        hosts: number of its hosts.
+        devices: number of devices of each host.
+    """
+
+    hosts: Extent
+    devices: Extent
+
+
+class RemoveIsland(msgspec.Struct, frozen=True, tag="remove_island"):
+    """Takes an island down; the answer is :class:`Done`.
+
+    Attributes:
+        island: its number.
+        force: at once, even if clients use it; to them it is lost.
+    """
+
+    island: Number
+    force: bool = False
+
+
+class OverviewAnswer(msgspec.Struct, frozen=True, tag="overview"):
+    """The state that ``fairway status`` shows."""
+
+    overview: dict[str, Any]
+
+
+class SliceAllocated(msgspec.Struct, frozen=True, tag="slice_allocated"):
+    """Numbers of the virtual devices, in row-major order, and the island that they are on."""
+
+    devices: list[int]
+    island: int
+
+
+class IslandAdded(msgspec.Struct, frozen=True, tag="island_added"):
+    """The number of the island that is up."""
+
+    island: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The request was carried out."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The request was malformed, or could not be carried out, for the reason in ``error``."""
+
+    error: str
+
+
+AdminRequest = GetOverview | AllocateSlice | ReleaseSlice | AddIsland | RemoveIsland
+AdminAnswer = OverviewAnswer | SliceAllocated | IslandAdded | Done | Refused
+Answer = TypeVar("Answer", OverviewAnswer, SliceAllocated, IslandAdded, Done)
+
+_requests: msgspec.json.Decoder[AdminRequest] = msgspec.json.Decoder(AdminRequest)
+_answers: msgspec.json.Decoder[AdminAnswer] = msgspec.json.Decoder(AdminAnswer)
+
+
+def read_request(text: bytes) -> AdminRequest:
+    """Decodes a request.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    try:
+        return _requests.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def socket_path(directory: Path) -> Path:
+    """Returns the path of the admin socket in a run's directory."""
+    return directory / "admin.sock"
+
+
+def overview(directory: Path) -> dict[str, Any]:
+    """Returns the state that ``fairway status`` shows of a run.
+
+    Args:
+        directory: the run's directory; the same holds for the functions below.
+
+    Raises:
+        NotRunningError: the controller does not answer; the same holds for the functions below.
+    """
+    refusal = NotRunningError
+    return _ask(directory, GetOverview(), OverviewAnswer, refusal, OVERVIEW_WAIT_S_MAX).overview
+
+
+def allocate_slice(directory: Path, request: AllocateSlice) -> SliceAllocated:
+    """Allocates virtual devices for a client.
+
+    Raises:
+        SliceError: no island has that many devices with that much memory.
+    """
+    return _ask(directory, request, SliceAllocated, SliceError, SLICE_WAIT_S_MAX)
+
+
+def release_slice(directory: Path, request: ReleaseSlice) -> None:
+    """Releases virtual devices of a client.
+
+    Raises:
+        SliceError: they are not the client's.
+    """
+    _ask(directory, request, Done, SliceError, SLICE_WAIT_S_MAX)
+
+
+def add_island(directory: Path, request: AddIsland) -> int:
+    """Brings an island up and returns its number.
+
+    Raises:
+        IslandError: it does not start.
+    """
+    return _ask(directory, request, IslandAdded, IslandError, ISLAND_WAIT_S_MAX).island
+
+
+def remove_island(directory: Path, request: RemoveIsland) -> None:
+    """Takes an island down.
+
+    Raises:
+        IslandError: there is no such island, it is the only one, or slices on it stay.
+    """
+    _ask(directory, request, Done, IslandError, ISLAND_WAIT_S_MAX)
+
+
+def _ask(
+    directory: Path,
+    request: AdminRequest,
+    answer_type: type[Answer],
+    refusal: type[FairwayError],
+    timeout_s: float,
+) -> Answer:
+    """Sends a request and returns its answer, within ``timeout_s`` seconds.
+
+    Raises:
+        NotRunningError: the controller does not answer, or with a message of another type.
+        FairwayError: it refuses the request; the error is of the type ``refusal``.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with _connect(socket_path(directory), deadline) as connection:
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            answer = _answers.decode(_read_all(connection, deadline))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NotRunningError(f"the controller does not answer: {error}") from error
+    if isinstance(answer, Refused):
+        raise refusal(answer.error)
+    if not isinstance(answer, answer_type):
+        raise NotRunningError(f"the controller answers {request!r} with {type(answer).__name__}")
+    return answer
+
+
+def _connect(path: Path, deadline: float) -> socket.socket:
+    """Connects; while the backlog is full, which fails at once with a timeout set, it retries."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        while True:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                connection.connect(str(path))
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read_all(connection: socket.socket, deadline: float) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        if not (part := connection.recv(1 << 16)):
+            return b"".join(parts)
+        parts.append(part)

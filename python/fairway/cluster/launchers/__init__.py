@@ -1,0 +1,1 @@
+"""Launchers that start host processes."""

@@ -1,0 +1,120 @@
+"""The admin socket of a run, on which this user's other processes send requests.
+
+Processes of other users get no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from fairway.cluster.admin import AdminAnswer, AdminRequest, Refused, read_request, socket_path
+from fairway.errors import FairwayError
+
+__all__ = ["AdminSocket"]
+
+REQUEST_BYTES_MAX = 1 << 16
+CONNECTIONS_MAX = 16
+"""Connections that are served at a time; others wait in the backlog."""
+WAIT_S_MAX = 1.0
+"""Seconds within which a peer sends its request, and within which it reads the answer."""
+
+
+class AdminSocket:
+    """Answers requests of this user's processes, several at a time.
+
+    Args:
+        directory: the run's directory, where the socket is made.
+        answer: maps a request to its answer. A :class:`FairwayError` that it raises is answered
+            with :class:`Refused`. It is called in several threads at a time.
+    """
+
+    def __init__(self, directory: Path, answer: Callable[[AdminRequest], AdminAnswer]) -> None:
+        self._answer = answer
+        self._closing = threading.Event()
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(socket_path(directory)))
+        self._listener.listen(CONNECTIONS_MAX)
+        self._listener.settimeout(0.5)
+        threading.Thread(target=self._serve, daemon=True, name="fairway-admin").start()
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._closing.set()
+
+    def _serve(self) -> None:
+        with self._listener:
+            while not self._closing.is_set():
+                if not self._free.acquire(timeout=0.5):
+                    continue
+                if (connection := self._accept()) is None:
+                    self._free.release()
+                    continue
+                threading.Thread(
+                    target=self._serve_one, args=(connection,), daemon=True, name="fairway-admin"
+                ).start()
+
+    def _accept(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except TimeoutError:
+            return None
+        except OSError:  # no file descriptors are left, for now
+            self._closing.wait(0.05)
+            return None
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):  # the peer sends or reads nothing
+                if _user_of(connection) == os.geteuid():
+                    answer = self._answer_to(_read_request(connection))
+                    connection.settimeout(WAIT_S_MAX)
+                    connection.sendall(msgspec.json.encode(answer) + b"\n")
+        finally:
+            self._free.release()
+
+    def _answer_to(self, text: bytes) -> AdminAnswer:
+        try:
+            request = read_request(text)
+        except ValueError as error:
+            return Refused(f"the request cannot be understood: {error}")
+        try:
+            return self._answer(request)
+        except FairwayError as error:
+            return Refused(str(error))
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    """Reads to the end of the line, or to what is not sent any more.
+
+    Raises:
+        OSError: that does not come in time, or is too long.
+    """
+    deadline = time.monotonic() + WAIT_S_MAX
+    text = bytearray()
+    while not text.endswith(b"\n"):
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        part = connection.recv(REQUEST_BYTES_MAX)
+        text += part
+        if len(text) > REQUEST_BYTES_MAX:
+            raise OSError("the request is too long")
+        if not part:
+            break
+    return bytes(text)
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Returns the user of the process that connected (``SO_PEERCRED`` in unix(7))."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", credentials)
+    return int(user)

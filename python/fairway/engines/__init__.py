@@ -1,1 +1,0 @@
-"""Engines that start host processes."""
