@@ -351,7 +351,7 @@ def test_sharded_training_goes_as_the_plain_example(tmp_path: Path) -> None:
         for name in ("train_lm", "sharded_lm"):
             script = ROOT / "examples" / f"{name}.py"
             command = [sys.executable, str(script), *small, "--out", str(tmp_path)]
-            subprocess.run(command, env=client_environment(up), check=True, timeout=120)
+            subprocess.run(command, env=client_environment(up), check=True, timeout=300)
             losses.append(json.loads((tmp_path / f"{name}.json").read_text())["losses"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0][-1] < losses[0][0]
