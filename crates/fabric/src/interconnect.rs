@@ -232,45 +232,61 @@ impl Interconnect {
     /// # Errors
     /// Returns the first parameter that is out of range.
     pub fn check(&self) -> Result<(), InterconnectError> {
-        let devices = f64::from(self.devices);
-        let mut numbers = vec![
-            ("the number of devices", devices, 1.0, f64::from(DEVICES_MAX)),
+        let mut bounds = vec![
+            ("the number of devices", f64::from(self.devices), 1.0, f64::from(DEVICES_MAX)),
             ("bits a second of a device", self.rate.0, *RATES.start(), *RATES.end()),
             ("the latency in ns", self.latency.0 as f64, 0.0, TIME_MAX),
         ];
+        bounds.extend(self.bounds_of_kind());
+        bounds.extend(self.bounds_of_faults());
+        let wrong =
+            bounds.into_iter().find(|&(_, found, least, most)| !(least..=most).contains(&found));
+        match wrong {
+            Some((what, found, least, most)) => Err(InterconnectError { what, found, least, most }),
+            None => Ok(()),
+        }
+    }
+
+    fn bounds_of_kind(&self) -> Vec<Bound> {
+        let devices = f64::from(self.devices);
         let times = |what, every: Nanos, delay: Nanos| {
             [
                 (what, every.0 as f64, 1e3, TIME_MAX),
                 ("ns without light", delay.0 as f64, 0.0, TIME_MAX),
             ]
         };
+        let mut bounds = Vec::new();
         match self.kind {
             InterconnectKind::Flat | InterconnectKind::Links(_) => {}
-            InterconnectKind::Cluster { per_server, server, oversubscription } => numbers.extend([
+            InterconnectKind::Cluster { per_server, server, oversubscription } => bounds.extend([
                 ("devices of a server", f64::from(per_server), 1.0, devices),
                 ("bits a second of a server", server.0, *RATES.start(), *RATES.end()),
                 ("oversubscription", oversubscription, 1.0, 1e3),
             ]),
             InterconnectKind::Ring(ring) | InterconnectKind::Rings { ring, .. } => {
-                numbers.extend([
+                bounds.extend([
                     ("wavelengths of a device", f64::from(ring.wavelengths), 2.0, WAVELENGTHS_MAX),
                     ("the reach of a wavelength", f64::from(ring.reach), 1.0, devices.max(1.0)),
                 ]);
-                numbers.extend(times("ns between decisions", ring.every, ring.delay));
+                bounds.extend(times("ns between decisions", ring.every, ring.delay));
             }
             InterconnectKind::Circuits { switches, every, delay, clos } => {
-                numbers.push(("switches", f64::from(switches), 2.0, SWITCHES_MAX));
+                bounds.push(("switches", f64::from(switches), 2.0, SWITCHES_MAX));
                 if let Some(Clos { devices: of_leaf, oversubscription }) = clos {
-                    numbers.push(("devices of a leaf", f64::from(of_leaf), 1.0, devices));
+                    bounds.push(("devices of a leaf", f64::from(of_leaf), 1.0, devices));
                     let most = f64::from(of_leaf.max(1));
-                    numbers.push(("oversubscription", oversubscription, 1.0, most));
+                    bounds.push(("oversubscription", oversubscription, 1.0, most));
                 }
-                numbers.extend(times("ns between decisions", every.unwrap_or(Nanos(1000)), delay));
+                bounds.extend(times("ns between decisions", every.unwrap_or(Nanos(1000)), delay));
             }
         }
         if let InterconnectKind::Rings { columns, .. } = self.kind {
-            numbers.push(("devices of a row", f64::from(columns), 1.0, devices));
+            bounds.push(("devices of a row", f64::from(columns), 1.0, devices));
         }
+        bounds
+    }
+
+    fn bounds_of_faults(&self) -> Vec<Bound> {
         let servers = match self.kind {
             InterconnectKind::Cluster { per_server, .. } => {
                 self.devices.div_ceil(per_server.max(1))
@@ -278,24 +294,23 @@ impl Interconnect {
             _ => 0,
         };
         let Faults { devices: weak, servers: slow, is_cut } = &self.faults;
-        numbers.push(("the number of weak servers", slow.len() as f64, 0.0, f64::from(servers)));
+        let mut bounds =
+            vec![("the number of weak servers", slow.len() as f64, 0.0, f64::from(servers))];
         let named = [("a weak device", weak, self.devices), ("a weak server", slow, servers)];
         for (what, faults, count) in named {
             for &(number, part) in faults {
-                numbers.push((what, f64::from(number), 0.0, f64::from(count) - 1.0));
-                numbers.push(("what is left of it", part, PART_MIN, 1.0));
+                bounds.push((what, f64::from(number), 0.0, f64::from(count) - 1.0));
+                bounds.push(("what is left of it", part, PART_MIN, 1.0));
             }
         }
         let rings = f64::from(u8::from(matches!(self.kind, InterconnectKind::Ring(_))));
-        numbers.push(("the number of cuts", f64::from(u8::from(*is_cut)), 0.0, rings));
-        let wrong =
-            numbers.into_iter().find(|&(_, found, least, most)| !(least..=most).contains(&found));
-        match wrong {
-            Some((what, found, least, most)) => Err(InterconnectError { what, found, least, most }),
-            None => Ok(()),
-        }
+        bounds.push(("the number of cuts", f64::from(u8::from(*is_cut)), 0.0, rings));
+        bounds
     }
 }
+
+/// What a number is of, the number, and the least and the greatest that it may be.
+type Bound = (&'static str, f64, f64, f64);
 
 fn least(faults: &[(u32, f64)], number: u32, apart: u32) -> f64 {
     let alike = faults.iter().filter(|fault| fault.0 % apart.max(1) == number % apart.max(1));

@@ -127,6 +127,46 @@ impl Session {
         Some(match request {
             Ask::InitRequest(_) => Answer::InitResponse(init()),
             Ask::CheckFutureRequest(_) => Answer::CheckFutureResponse(empty),
+            Ask::CompileRequest(_) => Answer::CompileResponse(self.compile()),
+            Ask::LoadedExecutableMetadataRequest(_) => {
+                Answer::LoadedExecutableMetadataResponse(metadata())
+            }
+            Ask::LoadedExecutableExecuteRequest(r) => {
+                Answer::LoadedExecutableExecuteResponse(self.execute(&r))
+            }
+            Ask::LoadedExecutableFetchExecuteResultRequest(_) => {
+                Answer::LoadedExecutableFetchExecuteResultResponse(empty)
+            }
+            Ask::LoadedExecutableDestructRequest(_) => {
+                Answer::LoadedExecutableDestructResponse(empty)
+            }
+            Ask::GetDefaultLayoutRequest(r) => {
+                let axes: Vec<String> =
+                    (0..r.dims.len()).rev().map(|axis| axis.to_string()).collect();
+                let text = format!("{{{}}}", axes.join(","));
+                Answer::GetDefaultLayoutResponse(p::GetDefaultLayoutResponse {
+                    serialized_pjrt_layout: text.into(),
+                })
+            }
+            Ask::GetDefaultDeviceAssignmentRequest(_) => {
+                let assignment = p::DeviceAssignmentProto {
+                    replica_count: 1,
+                    computation_count: 1,
+                    computation_devices: vec![p::device_assignment_proto::ComputationDevice {
+                        replica_device_ids: vec![0],
+                    }],
+                };
+                Answer::GetDefaultDeviceAssignmentResponse(p::GetDefaultDeviceAssignmentResponse {
+                    device_assignment: Some(assignment),
+                })
+            }
+            other => return self.answer_about_arrays(other).await,
+        })
+    }
+
+    async fn answer_about_arrays(&mut self, request: Ask) -> Option<Answer> {
+        let empty = p::EmptyResponse {};
+        Some(match request {
             Ask::CheckValueReadyRequest(_) => Answer::CheckValueReadyResponse(empty),
             Ask::MakeArrayFromHostBufferRequest(r) => {
                 let handle = r.array_handle.unwrap_or(r.host_buffer_handle);
@@ -168,39 +208,6 @@ impl Session {
                     self.sizes.remove(&handle);
                 }
                 Answer::DestructArrayResponse(empty)
-            }
-            Ask::CompileRequest(_) => Answer::CompileResponse(self.compile()),
-            Ask::LoadedExecutableMetadataRequest(_) => {
-                Answer::LoadedExecutableMetadataResponse(metadata())
-            }
-            Ask::LoadedExecutableExecuteRequest(r) => {
-                Answer::LoadedExecutableExecuteResponse(self.execute(&r))
-            }
-            Ask::LoadedExecutableFetchExecuteResultRequest(_) => {
-                Answer::LoadedExecutableFetchExecuteResultResponse(empty)
-            }
-            Ask::LoadedExecutableDestructRequest(_) => {
-                Answer::LoadedExecutableDestructResponse(empty)
-            }
-            Ask::GetDefaultLayoutRequest(r) => {
-                let axes: Vec<String> =
-                    (0..r.dims.len()).rev().map(|axis| axis.to_string()).collect();
-                let text = format!("{{{}}}", axes.join(","));
-                Answer::GetDefaultLayoutResponse(p::GetDefaultLayoutResponse {
-                    serialized_pjrt_layout: text.into(),
-                })
-            }
-            Ask::GetDefaultDeviceAssignmentRequest(_) => {
-                let assignment = p::DeviceAssignmentProto {
-                    replica_count: 1,
-                    computation_count: 1,
-                    computation_devices: vec![p::device_assignment_proto::ComputationDevice {
-                        replica_device_ids: vec![0],
-                    }],
-                };
-                Answer::GetDefaultDeviceAssignmentResponse(p::GetDefaultDeviceAssignmentResponse {
-                    device_assignment: Some(assignment),
-                })
             }
             other => {
                 eprintln!("null server: no answer to {other:?}");

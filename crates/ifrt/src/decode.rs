@@ -44,34 +44,32 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
             limits::ARRAYS
         )));
     }
-    let request = match proto {
-        Proto::InitRequest(_) => return Ok(Asked::Init),
+    match proto {
+        Proto::InitRequest(_) => Ok(Asked::Init),
         Proto::GetDefaultDeviceAssignmentRequest(r) => {
-            return Ok(Asked::DeviceAssignment {
-                replicas: r.num_replicas,
-                partitions: r.num_partitions,
-            });
+            Ok(Asked::DeviceAssignment { replicas: r.num_replicas, partitions: r.num_partitions })
         }
-        Proto::GetDefaultLayoutRequest(r) => {
-            return match r.dims.len() {
-                rank if rank <= RANK_LIMIT => Ok(Asked::Layout { rank }),
-                rank => Err(invalid(format!("a layout of {rank} axes; at most {}", RANK_LIMIT))),
-            };
-        }
+        Proto::GetDefaultLayoutRequest(r) => match r.dims.len() {
+            rank if rank <= RANK_LIMIT => Ok(Asked::Layout { rank }),
+            rank => Err(invalid(format!("a layout of {rank} axes; at most {}", RANK_LIMIT))),
+        },
         Proto::CheckFutureRequest(r) if matches!(r.future_handle, DELETION | COMPLETE) => {
-            return Ok(Asked::Complete);
-        }
-        Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
-        Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
-            Request::Completion { status: r.result_status_handle }
+            Ok(Asked::Complete)
         }
         Proto::CopyToHostBufferRequest(r) => {
             let byte_strides = r.byte_strides.map(|strides| strides.strides);
             let request = Request::Read { array: r.array_handle, byte_strides };
-            return Ok(Asked::Read { request, buffer: r.host_buffer_handle });
+            Ok(Asked::Read { request, buffer: r.host_buffer_handle })
         }
+        Proto::MakeArraysFromHostBufferShardsRequest(r) => put_shards(r),
+        other => array_request(other).map(Asked::Controller),
+    }
+}
+
+/// Decodes a request about arrays, or else one about executables.
+fn array_request(proto: Proto) -> Result<Request> {
+    Ok(match proto {
         Proto::MakeArrayFromHostBufferRequest(r) => put(r)?,
-        Proto::MakeArraysFromHostBufferShardsRequest(r) => return put_shards(r),
         Proto::MakeErrorArraysRequest(r) => Request::MakeErrors {
             arrays: r.array_handles,
             specs: specs(&r.array_specs)?,
@@ -115,6 +113,17 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
         Proto::DeleteArrayRequest(r) => Request::Delete { arrays: r.array_handle },
         Proto::IsArrayDeletedRequest(r) => Request::IsDeleted { array: r.array_handle },
         Proto::DestructArrayRequest(r) => Request::Destruct { arrays: r.array_handle },
+        other => return executable_request(other),
+    })
+}
+
+/// Decodes a request about executables and the futures of their runs.
+fn executable_request(proto: Proto) -> Result<Request> {
+    Ok(match proto {
+        Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
+        Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
+            Request::Completion { status: r.result_status_handle }
+        }
         Proto::CompileRequest(r) => compile(r)?,
         Proto::LoadedExecutableExecuteRequest(r) => execute(r),
         Proto::LoadedExecutableMetadataRequest(r) => {
@@ -141,8 +150,8 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
         Proto::LoadedExecutableDestructRequest(r) => {
             Request::DestructExecutable { executable: r.loaded_executable_handle }
         }
-    };
-    Ok(Asked::Controller(request))
+        _ => return Err(Status::new(Code::Unimplemented, "requests of this kind are not served")),
+    })
 }
 
 /// Returns the result handles that the client will use even if the request cannot be decoded.

@@ -13,8 +13,10 @@ mod program;
 mod region;
 mod sharding;
 mod sparse;
+mod sparse_checks;
 mod step;
 mod text;
+mod verify;
 
 pub use array::ArraySpec;
 pub use collective::{Collective, CollectiveError, CollectiveKind, cut};

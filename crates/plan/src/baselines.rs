@@ -76,38 +76,15 @@ pub fn compare(
     hand: &HandOrders,
     limits: &SearchLimits,
 ) -> Vec<Planned> {
-    let steps = Unrolled::new(problem, executions, STEPS);
-    let allowed = |may: &dyn Fn(&Execution, &Execution) -> bool| -> Vec<Vec<u32>> {
-        let of = |ways: &Vec<Execution>| {
-            let those = (0..).zip(ways).filter(|(_, way)| may(way, &ways[0]));
-            those.map(|(number, _)| number).collect()
-        };
-        executions.iter().map(of).collect()
-    };
-    let cuts = allowed(&|way, best| way.is_like(best));
-    let single = allowed(&|way, _| way.place != Place::All);
-    let all = allowed(&|_, _| true);
-    let greedy = vec![0; problem.nodes().len()];
+    let planner =
+        Planner { problem, executions, steps: Unrolled::new(problem, executions, STEPS), limits };
+    let cuts = planner.allowed(|way, best| way.is_like(best));
+    let single = planner.allowed(|way, _| way.place != Place::All);
+    let all = planner.allowed(|_, _| true);
     let mut planned: Vec<Planned> = Vec::new();
-    let plan_from = |system, policy: &Policy, first: &[u32], ways: &[Vec<u32>]| {
-        let found = search(&steps, policy, first, ways, limits);
-        let mut candidates = found.others;
-        candidates.insert(0, found.chosen);
-        let plans = candidates.par_iter().enumerate().map(|(number, chosen)| {
-            let plan = CommPlan::of(problem, executions, chosen, policy);
-            if *policy != Policy::CriticalPath {
-                return plan;
-            }
-            // Orders other than by critical path may take less.
-            let mut random = Random::of(&[limits.seed, number as u64]);
-            improve(plan, problem, executions, limits.evaluations / CHANGES, &mut random)
-        });
-        let plans: Vec<CommPlan> = plans.collect();
-        let plan = plans.into_iter().min_by_key(|plan| plan.period).expect("there is one");
-        Planned { system, plan, evaluations: found.evaluations, reason: found.reason }
-    };
     let mut plan = |system, policy: Policy, ways: &[Vec<u32>]| {
-        planned.push(plan_from(system, &policy, &greedy, ways));
+        let greedy = vec![0; problem.nodes().len()];
+        planned.push(planner.plan(system, &policy, &greedy, ways));
     };
     plan(System::Fifo, Policy::Fifo, &cuts);
     plan(System::Lifo, Policy::Lifo, &cuts);
@@ -126,17 +103,61 @@ pub fn compare(
         last.plan = best;
     }
     for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
-        // Choices and orders of the earlier systems are in its search space.
-        let mut scheduler = StepScheduler::new(&steps, Policy::CriticalPath);
-        let first = planned.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
+        planned.push(planner.joint(system, ways, &planned));
+    }
+    planned
+}
+
+/// A step, with what plans of all systems have in common.
+struct Planner<'a> {
+    problem: &'a Problem,
+    executions: &'a [Vec<Execution>],
+    steps: Unrolled,
+    limits: &'a SearchLimits,
+}
+
+impl Planner<'_> {
+    /// Returns the options of each task that may be chosen, given the option and the task's fastest.
+    fn allowed(&self, may: impl Fn(&Execution, &Execution) -> bool) -> Vec<Vec<u32>> {
+        let of = |ways: &Vec<Execution>| {
+            let those = (0..).zip(ways).filter(|(_, way)| may(way, &ways[0]));
+            those.map(|(number, _)| number).collect()
+        };
+        self.executions.iter().map(of).collect()
+    }
+
+    /// Plans with options that are searched for, from the options `first` on.
+    fn plan(&self, system: System, policy: &Policy, first: &[u32], ways: &[Vec<u32>]) -> Planned {
+        let found = search(&self.steps, policy, first, ways, self.limits);
+        let mut candidates = found.others;
+        candidates.insert(0, found.chosen);
+        let plans = candidates.par_iter().enumerate().map(|(number, chosen)| {
+            let plan = CommPlan::of(self.problem, self.executions, chosen, policy);
+            if *policy != Policy::CriticalPath {
+                return plan;
+            }
+            // Orders other than by critical path may take less.
+            let mut random = Random::of(&[self.limits.seed, number as u64]);
+            let budget = self.limits.evaluations / CHANGES;
+            improve(plan, self.problem, self.executions, budget, &mut random)
+        });
+        let plans: Vec<CommPlan> = plans.collect();
+        let plan = plans.into_iter().min_by_key(|plan| plan.period).expect("there is one");
+        Planned { system, plan, evaluations: found.evaluations, reason: found.reason }
+    }
+
+    /// Plans order and options together; choices and orders of the earlier systems are in its search
+    /// space.
+    fn joint(&self, system: System, ways: &[Vec<u32>], earlier: &[Planned]) -> Planned {
+        let mut scheduler = StepScheduler::new(&self.steps, Policy::CriticalPath);
+        let first = earlier.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
         let first = first.expect("others have planned").plan.chosen.clone();
-        let mut joint = plan_from(system, &Policy::CriticalPath, &first, ways);
-        let best = planned.iter().min_by_key(|other| other.plan.period);
+        let mut joint = self.plan(system, &Policy::CriticalPath, &first, ways);
+        let best = earlier.iter().min_by_key(|other| other.plan.period);
         let best = best.expect("others have planned");
         if best.plan.period.0 as f64 * (1.0 - WORTH) <= joint.plan.period.0 as f64 {
             joint.plan = best.plan.clone();
         }
-        planned.push(joint);
+        joint
     }
-    planned
 }

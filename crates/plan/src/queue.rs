@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 
 use crate::schedule::Slot;
-use crate::script::RankSchedule;
 
 /// A motif to be issued on a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,14 +27,13 @@ pub struct QueueEntry {
 /// use ir::Collective;
 /// use plan::{ChannelQueue, RankSchedule};
 /// let script = Arc::new(RankSchedule::single(&Collective::broadcast(2, 8, 0).unwrap(), 0));
-/// let mut course = ChannelQueue::new(0);
-/// course.announce(&script, 0);
+/// let mut course = ChannelQueue::new();
+/// course.announce(script.slots(0), 0);
 /// assert_eq!(course.next().unwrap().step, 0);
 /// assert_eq!(course.next(), None, "nothing more is known of");
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChannelQueue {
-    channel: usize,
     /// Number of announced steps.
     steps: u64,
     /// The first step that no turn has known of yet.
@@ -45,25 +43,24 @@ pub struct ChannelQueue {
 
 impl ChannelQueue {
     /// The queue of a channel before any step.
-    pub fn new(channel: usize) -> Self {
-        Self { channel, steps: 0, known: 0, stops: VecDeque::new() }
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// Announces the next step, with its schedule; `following` more steps of the same are certain to
+    /// Announces the next step, with the channel's slots in its schedule; `following` more steps of the same are certain to
     /// follow.
     ///
     /// # Panics
     /// An earlier call announced more steps than this one.
-    pub fn announce(&mut self, script: &RankSchedule, following: u32) {
+    pub fn announce(&mut self, slots: &[Slot], following: u32) {
         let turn = self.steps;
         self.steps += 1;
-        let line = script.order.get(self.channel).map_or(&[][..], Vec::as_slice);
         let until = turn + u64::from(following) + 1;
         assert!(until >= self.known, "a step that was promised does not come");
         // Slots that earlier turns would have carried, had they known of these steps.
         let mut late: Vec<(u64, usize, QueueEntry)> = Vec::new();
         for step in self.known..until {
-            for (place, slot) in line.iter().enumerate() {
+            for (place, slot) in slots.iter().enumerate() {
                 if u64::from(slot.ahead) > step - turn {
                     // The turn it was meant for, offset so that it is never negative.
                     let meant = step + u64::from(u32::MAX - slot.ahead);
@@ -73,7 +70,7 @@ impl ChannelQueue {
         }
         late.sort_by_key(|&(meant, place, _)| (meant, place));
         self.stops.extend(late.into_iter().map(|(_, _, stop)| stop));
-        let due = line.iter().filter(|slot| turn + u64::from(slot.ahead) < until);
+        let due = slots.iter().filter(|slot| turn + u64::from(slot.ahead) < until);
         self.stops.extend(due.map(|slot| stop(turn + u64::from(slot.ahead), slot)));
         self.known = until;
     }
@@ -96,16 +93,13 @@ fn stop(step: u64, slot: &Slot) -> QueueEntry {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
 
     use super::*;
 
-    fn script(aheads: &[u32]) -> Arc<RankSchedule> {
+    fn slots(aheads: &[u32]) -> Vec<Slot> {
         let slot = |(task, &ahead): (u32, &u32)| Slot { ahead, task, motif: 0 };
-        let line = (0..).zip(aheads).map(slot).collect();
-        Arc::new(RankSchedule { operations: Vec::new(), order: vec![line] })
+        (0..).zip(aheads).map(slot).collect()
     }
 
     proptest! {
@@ -116,13 +110,13 @@ mod tests {
             aheads in prop::collection::vec(0..3_u32, 1..6),
             promises in prop::collection::vec(0..4_u32, 1..12),
         ) {
-            let script = script(&aheads);
-            let mut course = ChannelQueue::new(0);
+            let slots = slots(&aheads);
+            let mut course = ChannelQueue::new();
             let steps = promises.len() as u64;
             let (mut known, mut seen) = (0, vec![0_u64; aheads.len()]);
             for (turn, promise) in (0..).zip(promises) {
                 known = (turn + u64::from(promise) + 1).max(known).min(steps);
-                course.announce(&script, (known - turn - 1) as u32);
+                course.announce(&slots, (known - turn - 1) as u32);
                 while let Some(stop) = course.next() {
                     prop_assert!(stop.step < known);
                     prop_assert_eq!(seen[stop.operation as usize], stop.step);
@@ -137,11 +131,11 @@ mod tests {
 
     #[test]
     fn with_all_known_the_order_is_that_of_the_plan() {
-        let mut course = ChannelQueue::new(0);
-        let script = script(&[1, 0]);
+        let mut course = ChannelQueue::new();
+        let slots = slots(&[1, 0]);
         let mut order = Vec::new();
         for turn in 0..3 {
-            course.announce(&script, 2 - turn);
+            course.announce(&slots, 2 - turn);
             while let Some(stop) = course.next() {
                 order.push((stop.step, stop.operation));
             }

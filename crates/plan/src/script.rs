@@ -256,16 +256,24 @@ impl RankSchedule {
         Ok(())
     }
 
+    /// Returns the slots of a channel; none if the schedule does not use it.
+    pub fn slots(&self, channel: usize) -> &[Slot] {
+        self.order.get(channel).map_or(&[], Vec::as_slice)
+    }
+
     /// Carries out as many steps as one slot may be ahead, and two more; returns the channel that gets
     /// stuck, and at what. Ranks may know of the next step only, or of all.
     fn deadlock(&self, knows_all: bool) -> Option<(u32, QueueEntry)> {
         let ahead = self.order.iter().flatten().map(|slot| slot.ahead).max().unwrap_or(0);
         let steps = ahead + 2;
-        let mut queues: Vec<ChannelQueue> = (0..self.order.len()).map(ChannelQueue::new).collect();
+        let mut queues: Vec<ChannelQueue> =
+            self.order.iter().map(|_| ChannelQueue::new()).collect();
         let mut done: FxHashSet<(u64, u32, u32)> = FxHashSet::default();
         for step in 0..steps {
             let following = if knows_all { steps - 1 - step } else { 0 };
-            queues.iter_mut().for_each(|queue| queue.announce(self, following));
+            for (slots, queue) in self.order.iter().zip(&mut queues) {
+                queue.announce(slots, following);
+            }
             let mut advances = true;
             while advances {
                 advances = false;

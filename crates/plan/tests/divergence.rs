@@ -131,8 +131,8 @@ impl World<'_> {
         let rank = &mut self.ranks[number];
         if what == u64::MAX {
             let following = self.following[rank.begun as usize];
-            for course in &mut rank.courses {
-                course.announce(&self.script, following);
+            for (channel, course) in rank.courses.iter_mut().enumerate() {
+                course.announce(self.script.slots(channel), following);
             }
             rank.begun += 1;
         } else if what == u64::MAX - 1 {
@@ -188,7 +188,7 @@ fn check(seed: u64) {
     let of_step = || script.operations.iter().map(|one| vec![false; one.motifs.len()]).collect();
     let rank = || Rank {
         begun: 0,
-        courses: (0..channels).map(ChannelQueue::new).collect(),
+        courses: (0..channels).map(|_| ChannelQueue::new()).collect(),
         submitted: vec![vec![false; script.operations.len()]; STEPS as usize],
         done: (0..STEPS).map(|_| of_step()).collect(),
         carried: vec![Vec::new(); channels],

@@ -4,8 +4,6 @@ use std::io::{Cursor, Read};
 
 use thiserror::Error;
 
-use crate::Field;
-
 /// Errors of reading a message.
 #[derive(Debug, Error)]
 pub enum ProtocolError {
@@ -21,33 +19,21 @@ pub enum ProtocolError {
 
 pub(crate) type Result<T> = std::result::Result<T, ProtocolError>;
 
-/// A type that is read from messages of hosts.
-pub trait Decode: Field + Sized {
-    /// Reads a value.
-    ///
-    /// # Errors
-    /// It is malformed.
-    fn read(decoder: &mut Decoder<'_>) -> std::result::Result<Self, ProtocolError>;
-}
-
-/// Decodes one message, without its length prefix.
-///
-/// # Errors
-/// It is malformed, or something follows it.
-pub fn decode<T: Decode>(message: &[u8]) -> std::result::Result<T, ProtocolError> {
-    let mut decoder = Decoder(Cursor::new(message));
-    let value = T::read(&mut decoder)?;
-    match decoder.left() {
-        0 => Ok(value),
-        _ => Err(decoder.malformed("the end of the report")),
-    }
-}
-
 /// A position in a message.
 #[derive(Debug)]
 pub struct Decoder<'a>(Cursor<&'a [u8]>);
 
-impl Decoder<'_> {
+impl<'a> Decoder<'a> {
+    /// Begins to read a message.
+    pub(crate) fn new(message: &'a [u8]) -> Self {
+        Self(Cursor::new(message))
+    }
+
+    /// Checks that the message ends here.
+    pub(crate) fn end(&self) -> Result<()> {
+        if self.left() == 0 { Ok(()) } else { Err(self.malformed("the end of the report")) }
+    }
+
     pub(crate) fn malformed(&self, expected: &'static str) -> ProtocolError {
         ProtocolError::Malformed { at: self.0.position(), expected }
     }

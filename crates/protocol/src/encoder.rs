@@ -4,8 +4,6 @@ use base::HostId;
 use fabric::Cluster;
 use rmp::encode;
 
-use crate::Field;
-
 /// Appends messages for one host to a buffer.
 ///
 /// It knows the host because an array's spec is written as the shards of that host only, and where
@@ -84,11 +82,4 @@ impl<'a> Encoder<'a> {
 /// Writing to a vector cannot fail.
 fn written<T, E: std::fmt::Debug>(result: Result<T, E>) {
     result.expect("writing to memory cannot fail");
-}
-
-/// Encodes one message that does not depend on its receiver.
-pub fn encode(message: &impl Field) -> Vec<u8> {
-    let (mut out, cluster) = (Vec::new(), Cluster::new(&[]));
-    message.write(&mut Encoder::new(&mut out, HostId(0), &cluster, usize::MAX));
-    out
 }

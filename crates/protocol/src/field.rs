@@ -7,11 +7,12 @@ use base::{
     BufferId, Bytes, Channel, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status,
     TransferTag,
 };
+use fabric::Cluster;
 use ir::{ArraySpec, DType, Partition, Region};
 use smallvec::{Array, SmallVec};
 
 use crate::decoder::Result;
-use crate::{Decode, Decoder, Encoder, FieldSchema, MessageSchema, Role, Schema};
+use crate::{Decoder, Encoder, FieldSchema, MessageSchema, Role, Schema};
 
 /// A type that fields of messages may have.
 pub trait Field {
@@ -23,6 +24,33 @@ pub trait Field {
 
     /// Writes a value.
     fn write(&self, out: &mut Encoder<'_>);
+}
+
+/// A type that is read from messages of hosts.
+pub trait Decode: Field + Sized {
+    /// Reads a value.
+    ///
+    /// # Errors
+    /// It is malformed.
+    fn read(decoder: &mut Decoder<'_>) -> Result<Self>;
+}
+
+/// Decodes one message, without its length prefix.
+///
+/// # Errors
+/// It is malformed, or something follows it.
+pub fn decode<T: Decode>(message: &[u8]) -> Result<T> {
+    let mut decoder = Decoder::new(message);
+    let value = T::read(&mut decoder)?;
+    decoder.end()?;
+    Ok(value)
+}
+
+/// Encodes one message that does not depend on its receiver.
+pub fn encode(message: &impl Field) -> Vec<u8> {
+    let (mut out, cluster) = (Vec::new(), Cluster::new(&[]));
+    message.write(&mut Encoder::new(&mut out, HostId(0), &cluster, usize::MAX));
+    out
 }
 
 macro_rules! unsigned {

@@ -15,6 +15,7 @@ mod macros;
 mod arrays;
 mod command;
 mod decoder;
+mod definition;
 mod encoder;
 mod field;
 mod frame;
@@ -29,9 +30,9 @@ pub use arrays::{
     RelayHop, RowDirection, ShardPiece, ShardSend, ShardUpload,
 };
 pub use command::{Acknowledge, Command, CommandTicket, PeerAddress};
-pub use decoder::{Decode, Decoder, ProtocolError, decode};
-pub use encoder::{Encoder, encode};
-pub use field::Field;
+pub use decoder::{Decoder, ProtocolError};
+pub use encoder::Encoder;
+pub use field::{Decode, Field, decode, encode};
 pub use frame::{COMMAND_FRAME_LIMIT, CommandFrames, HELLO_LIMIT, REPORT_LIMIT};
 pub use program::{
     CompileRole, Compiled, CompiledSharding, CostAnalysis, ExecutableMessage, FunctionCode,

@@ -1,7 +1,5 @@
 //! The definition of the protocol as a value, from which the Python module is generated.
 
-use crate::{Command, Field, Hello, HostReply, Report};
-
 /// Documentation, one entry per line of comment.
 pub(crate) type Doc = Vec<&'static str>;
 
@@ -73,16 +71,6 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Returns the definition of the whole protocol.
-    pub fn new() -> Self {
-        let mut schema = Self::default();
-        Command::define(&mut schema);
-        HostReply::define(&mut schema);
-        Report::define(&mut schema);
-        Hello::define(&mut schema);
-        schema
-    }
-
     /// Returns the messages of an enum, in their order of definition.
     pub fn messages(&self, union: &str) -> &[MessageSchema] {
         self.unions.iter().find(|one| one.name == union).map_or(&[], |one| &one.messages)

@@ -240,42 +240,28 @@ fn plan(
     let chips = Bookings::new(network.endpoints() as usize);
     let mut planner = Planner { network, timing, links, chips };
     let mut schedule = Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); tasks.len()] };
-    let mut waits: Vec<usize> = tasks.iter().map(|one| one.waits_for().count()).collect();
-    let mut next: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
-    for (number, task) in (0..).zip(tasks) {
-        for after in task.waits_for() {
-            next[after as usize].push(number);
-        }
-    }
-    // Ready list: earliest begin, piece, minimum hops, task.
-    let mut ready: BinaryHeap<Reverse<(Ticks, u64, usize, u32)>> = BinaryHeap::new();
-    let mut begins = vec![Ticks(0); tasks.len()];
-    let known = |transfer: &RouteTransfer| ways[&(transfer.source, transfer.target)].as_slice();
-    let in_turn = |number: u32, begin: Ticks| {
-        let hops = tasks[number as usize].transfer().map_or(0, |one| known(one)[0].len());
-        Reverse((begin, 0, hops, number))
+    let hops = |number: u32| {
+        let transfer = tasks[number as usize].transfer();
+        transfer.map_or(0, |one| ways[&(one.source, one.target)][0].len())
     };
-    for number in (0..tasks.len() as u32).filter(|&n| waits[n as usize] == 0) {
-        ready.push(in_turn(number, Ticks(0)));
-    }
-    let mut done = 0;
-    while let Some(Reverse((begin, piece, hops, number))) = ready.pop() {
+    let mut ready = ReadyList::new(tasks, hops);
+    while let Some(Ready { begin, piece, hops, number }) = ready.pop() {
         let place = number as usize;
         let pieces = strategy.pieces(&tasks[place], &timing);
         let end = match &tasks[place] {
             Task::Transfer(transfer) => {
                 let vectors = part(timing.vectors(transfer.size), pieces, piece);
                 let ends = (transfer.source, transfer.target);
+                let known = ways[&ends].as_slice();
                 match strategy {
                     Strategy::Ways(detour) => {
-                        let ways = known(transfer);
-                        let most = ways.partition_point(|path| path.len() <= hops + detour);
-                        planner.spread(number, vectors, &ways[..most], begin, &mut schedule.trains)
+                        let most = known.partition_point(|path| path.len() <= hops + detour);
+                        planner.spread(number, vectors, &known[..most], begin, &mut schedule.trains)
                     }
                     Strategy::Pieces => {
                         let size = (begin, vectors.end - vectors.start);
                         let way = earliest::way(network, &timing, &planner.links, ends, size);
-                        let way = way.unwrap_or_else(|| known(transfer)[0].clone());
+                        let way = way.unwrap_or_else(|| known[0].clone());
                         planner.spread(number, vectors, &[way], begin, &mut schedule.trains)
                     }
                 }
@@ -286,24 +272,88 @@ fn plan(
         };
         schedule.ends[place] = schedule.ends[place].max(end);
         if piece + 1 < pieces {
-            ready.push(Reverse((begin, piece + 1, hops, number)));
-            continue;
+            ready.push(Ready { begin, piece: piece + 1, hops, number });
+        } else {
+            ready.finish(number, schedule.ends[place]);
         }
-        done += 1;
-        for &later in &next[place] {
-            let begin = &mut begins[later as usize];
-            *begin = (*begin).max(schedule.ends[place]);
-            waits[later as usize] -= 1;
-            if waits[later as usize] == 0 {
-                ready.push(in_turn(later, begins[later as usize]));
+    }
+    match ready.stuck() {
+        None => Ok(schedule),
+        Some(task) => Err(RouteError::Cycle { task }),
+    }
+}
+
+/// A part of a task whose dependencies are done. The order of fields is the order of planning: the
+/// earliest begin first, then pieces in turn, then the fewest hops.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Ready {
+    begin: Ticks,
+    piece: u64,
+    hops: usize,
+    number: u32,
+}
+
+/// The ready list of list scheduling.
+struct ReadyList<Hops> {
+    ready: BinaryHeap<Reverse<Ready>>,
+    /// Minimum hops of each task.
+    hops: Hops,
+    /// Number of unfinished dependencies of each task.
+    waits: Vec<usize>,
+    /// Tasks that depend on each task.
+    next: Vec<Vec<u32>>,
+    /// When each task may begin, by the dependencies that are done.
+    begins: Vec<Ticks>,
+}
+
+impl<Hops: Fn(u32) -> usize> ReadyList<Hops> {
+    fn new(tasks: &[Task], hops: Hops) -> Self {
+        let waits: Vec<usize> = tasks.iter().map(|one| one.waits_for().count()).collect();
+        let mut next: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
+        for (number, task) in (0..).zip(tasks) {
+            for after in task.waits_for() {
+                next[after as usize].push(number);
+            }
+        }
+        let begins = vec![Ticks(0); tasks.len()];
+        let mut made = Self { ready: BinaryHeap::new(), hops, waits, next, begins };
+        for number in 0..tasks.len() as u32 {
+            if made.waits[number as usize] == 0 {
+                made.push_first(number);
+            }
+        }
+        made
+    }
+
+    fn push_first(&mut self, number: u32) {
+        let (begin, hops) = (self.begins[number as usize], (self.hops)(number));
+        self.push(Ready { begin, piece: 0, hops, number });
+    }
+
+    fn push(&mut self, ready: Ready) {
+        self.ready.push(Reverse(ready));
+    }
+
+    fn pop(&mut self) -> Option<Ready> {
+        self.ready.pop().map(|Reverse(ready)| ready)
+    }
+
+    /// Adds the tasks for which this was the last dependency.
+    fn finish(&mut self, number: u32, end: Ticks) {
+        for later in std::mem::take(&mut self.next[number as usize]) {
+            let begin = &mut self.begins[later as usize];
+            *begin = (*begin).max(end);
+            self.waits[later as usize] -= 1;
+            if self.waits[later as usize] == 0 {
+                self.push_first(later);
             }
         }
     }
-    if done < tasks.len() {
-        let stuck = waits.iter().position(|&count| count > 0).expect("one was not done");
-        return Err(RouteError::Cycle { task: stuck as u32 });
+
+    /// Returns a task that waits for dependencies that never end, once nothing is ready any more.
+    fn stuck(&self) -> Option<u32> {
+        self.waits.iter().position(|&count| count > 0).map(|task| task as u32)
     }
-    Ok(schedule)
 }
 
 fn check(network: &Network, tasks: &[Task], timing: &Timing) -> Result<(), RouteError> {

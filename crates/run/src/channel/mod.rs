@@ -36,7 +36,7 @@ pub(crate) use socket::Socket;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
-use relays::{RelayJob, Relays};
+use relays::{Forward, RelayJob, Relays, pass_on};
 use socket::ChannelListener;
 
 /// Host number of the controller on the data plane.
@@ -261,7 +261,7 @@ impl DataPlane {
         match self.0.inbox.look(tag) {
             Some(outcome) => {
                 drop(open);
-                self.0.pass_on(relay, outcome);
+                pass_on(&self.0, relay, outcome);
             }
             None => {
                 open.entry(tag).or_default().push(relay);
@@ -510,7 +510,25 @@ impl Inner {
         self.inbox.deliver(tag, outcome.clone());
         drop(open);
         for relay in wanted.into_iter().flatten() {
-            self.pass_on(relay, outcome.clone());
+            pass_on(self, relay, outcome.clone());
+        }
+    }
+}
+
+impl Forward for Inner {
+    fn relays(&self) -> &Relays {
+        &self.relays
+    }
+
+    fn forward(&self, relay: RelayJob, outcome: &ReceiveResult) {
+        let (to, onward) = (relay.to, relay.onward);
+        let sent = match outcome {
+            Ok(payload) => self.send(to, relay.channel, onward, payload.as_ref()),
+            Err(error) => Err(error.clone()),
+        };
+        let Err(error) = sent else { return };
+        if let Err(error) = self.to_peer(to, |peer| peer.send_failure(onward, &error)) {
+            tracing::warn!(%error, "a message could not be passed on");
         }
     }
 }

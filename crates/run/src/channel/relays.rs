@@ -8,7 +8,6 @@ use std::time::Duration;
 use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
-use super::Inner;
 use super::inbox::ReceiveResult;
 
 /// Idle time after which a relay thread ends.
@@ -35,6 +34,15 @@ pub(crate) struct Relays {
     lines: Mutex<HashMap<(Channel, HostId), Line>>,
 }
 
+/// What sends the messages that are relayed.
+pub(crate) trait Forward: Send + Sync + 'static {
+    /// The messages to be forwarded.
+    fn relays(&self) -> &Relays;
+
+    /// Sends a message, or its failure, onward.
+    fn forward(&self, relay: RelayJob, outcome: &ReceiveResult);
+}
+
 impl Relays {
     /// Returns the messages to be relayed that are expected from a host.
     pub fn owed_by(&self, host: HostId) -> Vec<TransferTag> {
@@ -44,40 +52,26 @@ impl Relays {
     }
 }
 
-impl Inner {
-    /// Queues a message, or its failure, to be forwarded.
-    pub(crate) fn pass_on(self: &Arc<Self>, relay: RelayJob, outcome: ReceiveResult) {
-        let line = (relay.channel, relay.to);
-        let mut lines = self.relays.lines.lock();
-        // A thread removes its queue when it ends, unless it has panicked.
-        let unsent = match lines.get(&line).map(|sender| sender.send((relay, outcome.clone()))) {
-            Some(Ok(())) => return,
-            Some(Err(unsent)) => unsent.0,
-            None => (relay, outcome),
-        };
-        let (sender, waiting) = channel();
-        sender.send(unsent).expect("its other end is here");
-        let inner = Arc::downgrade(self);
-        std::thread::spawn(move || carry(&inner, line, &waiting));
-        lines.insert(line, sender);
-    }
-
-    fn carry_one(&self, relay: RelayJob, outcome: &ReceiveResult) {
-        let (to, onward) = (relay.to, relay.onward);
-        let sent = match outcome {
-            Ok(payload) => self.send(to, relay.channel, onward, payload.as_ref()),
-            Err(error) => Err(error.clone()),
-        };
-        let Err(error) = sent else { return };
-        if let Err(error) = self.to_peer(to, |peer| peer.send_failure(onward, &error)) {
-            tracing::warn!(%error, "a message could not be passed on");
-        }
-    }
+/// Queues a message, or its failure, to be forwarded.
+pub(crate) fn pass_on<F: Forward>(owner: &Arc<F>, relay: RelayJob, outcome: ReceiveResult) {
+    let line = (relay.channel, relay.to);
+    let mut lines = owner.relays().lines.lock();
+    // A thread removes its queue when it ends, unless it has panicked.
+    let unsent = match lines.get(&line).map(|sender| sender.send((relay, outcome.clone()))) {
+        Some(Ok(())) => return,
+        Some(Err(unsent)) => unsent.0,
+        None => (relay, outcome),
+    };
+    let (sender, waiting) = channel();
+    sender.send(unsent).expect("its other end is here");
+    let weak = Arc::downgrade(owner);
+    std::thread::spawn(move || carry(&weak, line, &waiting));
+    lines.insert(line, sender);
 }
 
 /// Forwards the messages of one queue.
-fn carry(
-    inner: &Weak<Inner>,
+fn carry<F: Forward>(
+    owner: &Weak<F>,
     line: (Channel, HostId),
     waiting: &Receiver<(RelayJob, ReceiveResult)>,
 ) {
@@ -86,8 +80,8 @@ fn carry(
             Ok(next) => next,
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
-                let Some(inner) = inner.upgrade() else { return };
-                let mut lines = inner.relays.lines.lock();
+                let Some(owner) = owner.upgrade() else { return };
+                let mut lines = owner.relays().lines.lock();
                 let Ok(next) = waiting.try_recv() else {
                     lines.remove(&line);
                     return;
@@ -95,7 +89,7 @@ fn carry(
                 next
             }
         };
-        let Some(inner) = inner.upgrade() else { return };
-        inner.carry_one(next.0, &next.1);
+        let Some(owner) = owner.upgrade() else { return };
+        owner.forward(next.0, &next.1);
     }
 }

@@ -4,114 +4,22 @@
 //! answers use lanes of their own, which fail over to other channels as those of channels do; no
 //! collective waits for them.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::switch::{Answer, CoordinatorMessage, Participant, PlanId, Proposer};
-use parking_lot::{Condvar, Mutex};
+use control::switch::{Answer, CoordinatorMessage, PlanId};
 use plan::RankSchedule;
 
+use super::agreed::{AgreementState, Letter, SCRIPT_MAX, Says};
 use super::stream::{MessageKind, Subject};
 use super::transport::{ChannelTransport, usable};
 use super::{EnforcerError, Inner, PreparedSchedule, ring};
 
-/// Maximum lookahead: the number of further steps for which the plan of a step is guaranteed.
-pub(super) const AHEAD: u32 = 4;
-/// Longest schedule that is sent, in bytes of text.
-const SCRIPT_MAX: usize = 32 << 20;
 /// Polling interval if no event occurs.
 const LOOK: Duration = Duration::from_secs(1);
 /// What errors call this activity.
 const DOING: &str = "agreeing on a plan";
-
-/// A message between two ranks.
-#[derive(Debug)]
-struct Letter {
-    subject: Subject,
-    text: Vec<u8>,
-    /// Number of bytes that have been put onto the lane, or received.
-    done: usize,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-enum Says {
-    Prepare = 1,
-    Commit,
-    Abort,
-    Ready,
-    Refused,
-}
-
-impl Letter {
-    fn new(says: Says, plan: PlanId, step: u64, text: &[u8]) -> Self {
-        // The text ends with a newline, so that it is never empty.
-        let text = [text, b"\n"].concat();
-        let (operation, motif, digest) = (says as u32, plan.0 as u32, text.len() as u32);
-        Self { subject: Subject { step, operation, motif, digest }, text, done: 0 }
-    }
-
-    /// Allocates a message that is to be received.
-    fn of(subject: Subject) -> io::Result<Self> {
-        let length = subject.digest as usize;
-        if length == 0 || length > SCRIPT_MAX + 1 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a letter over the limit came"));
-        }
-        Ok(Self { subject, text: vec![0; length], done: 0 })
-    }
-
-    fn is_done(&self) -> bool {
-        self.done == self.text.len()
-    }
-}
-
-/// The plans that a rank knows.
-#[derive(Debug)]
-pub(super) struct AgreedPlans {
-    state: Mutex<State>,
-    pub(super) changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    rank: u32,
-    keeper: Participant,
-    /// This rank's part of each plan that is in force or may come into force.
-    parts: BTreeMap<PlanId, Arc<PreparedSchedule>>,
-    /// The coordinator's state; on rank 0 only.
-    proposer: Option<Proposer>,
-    /// Text of the proposed schedule, and why a rank refuses it.
-    proposed: Arc<[u8]>,
-    refusal: Option<String>,
-    /// Outcome of the last proposal: the first step to which it applies, if it was committed.
-    outcome: Option<(PlanId, Option<u64>)>,
-    /// Messages to be sent, each with its target rank.
-    letters: Vec<(u32, Letter)>,
-}
-
-impl AgreedPlans {
-    pub(super) fn new(rank: u32, ranks: u32) -> Self {
-        let state = State {
-            rank,
-            keeper: Participant::new(AHEAD),
-            parts: BTreeMap::new(),
-            proposer: (rank == 0).then(|| Proposer::new(0..ranks)),
-            proposed: Arc::new([]),
-            refusal: None,
-            outcome: None,
-            letters: Vec::new(),
-        };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    /// Wakes waiting threads, so that they check for failure.
-    pub(super) fn wake(&self) {
-        drop(self.state.lock());
-        self.changed.notify_all();
-    }
-}
 
 impl Inner {
     /// Follows a plan from the next step on, until another one is agreed on.
@@ -219,7 +127,7 @@ impl Inner {
     }
 
     /// Queues messages of the coordinator to other ranks, and handles those to this rank.
-    fn say(&self, plans: &mut State, words: Vec<(u32, CoordinatorMessage)>) {
+    fn say(&self, plans: &mut AgreementState, words: Vec<(u32, CoordinatorMessage)>) {
         for (to, word) in words {
             let own = to == plans.rank;
             let (says, plan, step) = match word {
@@ -241,7 +149,7 @@ impl Inner {
     }
 
     /// Handles a message of the coordinator (rank 0).
-    fn hear(&self, plans: &mut State, word: CoordinatorMessage, text: &[u8]) {
+    fn hear(&self, plans: &mut AgreementState, word: CoordinatorMessage, text: &[u8]) {
         let (mut part, mut reason) = (None, String::new());
         if let CoordinatorMessage::Prepare(_) = word {
             match self.part_of(plans, text) {
@@ -253,7 +161,7 @@ impl Inner {
         if let (Some(Answer::Ready(plan, _)), Some(part)) = (answer, part) {
             plans.parts.insert(plan, part);
         }
-        let State { keeper, parts, .. } = plans;
+        let AgreementState { keeper, parts, .. } = plans;
         parts.retain(|plan, _| keeper.plans().any(|known| known == *plan));
         if let Some(answer) = answer {
             if reason.is_empty() {
@@ -264,7 +172,7 @@ impl Inner {
         self.plans.changed.notify_all();
     }
 
-    fn answer(&self, plans: &mut State, answer: Answer, reason: &str) {
+    fn answer(&self, plans: &mut AgreementState, answer: Answer, reason: &str) {
         if plans.rank == 0 {
             return self.hear_answer(plans, 0, answer, reason);
         }
@@ -275,7 +183,7 @@ impl Inner {
         plans.letters.push((0, letter));
     }
 
-    fn hear_answer(&self, plans: &mut State, from: u32, answer: Answer, reason: &str) {
+    fn hear_answer(&self, plans: &mut AgreementState, from: u32, answer: Answer, reason: &str) {
         let Some(proposer) = &mut plans.proposer else { return };
         let words = proposer.hear(from, answer);
         if matches!(answer, Answer::Refused(_)) && !words.is_empty() {
@@ -286,7 +194,11 @@ impl Inner {
     }
 
     /// Prepares this rank's part of a proposed plan, which must be of the same collectives.
-    fn part_of(&self, plans: &State, text: &[u8]) -> Result<Arc<PreparedSchedule>, EnforcerError> {
+    fn part_of(
+        &self,
+        plans: &AgreementState,
+        text: &[u8],
+    ) -> Result<Arc<PreparedSchedule>, EnforcerError> {
         let text = std::str::from_utf8(text).map_err(|error| {
             let reason = format!("it is no text: {error}");
             EnforcerError::Refused { reason }

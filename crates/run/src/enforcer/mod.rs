@@ -10,6 +10,7 @@
 //! waiting is not a busy loop.
 
 mod agree;
+mod agreed;
 mod arena;
 mod error;
 mod join;
@@ -43,10 +44,11 @@ pub use team::{Team, TeamChannel};
 pub use work::CollectiveBuffer;
 
 use crate::channel::{DataPlane, Opened, SharedMemory};
-use agree::AgreedPlans;
+use agreed::AgreedPlans;
 use arena::SharedArena;
 use shm::ShmTransport;
 use steps::{RunningStep, State, StepRun, digest};
+use stream::ReliableStream;
 use transport::ChannelTransport;
 
 /// Maximum number of steps in flight (begun and not ended); the back-pressure limit on `begin`.
@@ -113,59 +115,30 @@ impl Enforcer {
             lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
         let wakes: Vec<OwnedFd> =
             wakes.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
-        let names = team.names();
-        let offers: Vec<Arc<Mutex<Vec<Opened>>>> = lines.iter().map(|_| Arc::default()).collect();
-        let is_stopped = Arc::<AtomicBool>::default();
-        let notices = Arc::<Mutex<Vec<String>>>::default();
-        let mut made = Vec::with_capacity(lines.len());
-        for (number, lanes) in lines.into_iter().enumerate() {
-            let wake = wakes[number].try_clone().map_err(|error| team.no(&error))?;
-            let mender = team.mender(names[number], offers[number].clone(), notices.clone());
-            let pull = ground.as_ref().filter(|_| is_pulled.get(number) == Some(&true));
-            let ranks = (team.rank as usize, team.hosts.len());
-            let pull = pull.map(|ground| ShmTransport::new(ground.clone(), number, ranks));
-            let waiting = (team.timeout, names[number].1.queue());
-            made.push(ChannelTransport::new(
-                lanes,
-                (wake, is_stopped.clone()),
-                mender,
-                waiting,
-                pull,
-            ));
-        }
-        let agreement = made.pop().expect("ranks agree on a line of their own");
-        let track =
-            |(channel, line)| Mutex::new(Track { course: ChannelQueue::new(channel), line });
-        let state = State { heard: vec![0; team.ways.len()], ..State::default() };
-        let inner = Arc::new(Inner {
+        let mut inner = Inner {
             rank: team.rank,
             ranks: team.hosts.len() as u32,
             began: Instant::now(),
             timeout: team.timeout,
-            state: Mutex::new(state),
+            state: Mutex::new(State { heard: vec![0; team.ways.len()], ..State::default() }),
             changed: Condvar::new(),
             ended: Condvar::new(),
-            tracks: made.into_iter().enumerate().map(track).collect(),
+            tracks: Vec::new(),
             ground,
             is_pulled,
+            offers: lines.iter().map(|_| Arc::default()).collect(),
             wakes,
-            offers,
-            is_stopped,
+            is_stopped: Arc::default(),
             plans: AgreedPlans::new(team.rank, team.hosts.len() as u32),
             names: team.names.unwrap_or_default().to_vec(),
-            notices,
-        });
-        let watch = {
-            let inner = Arc::downgrade(&inner);
-            move |opened: Opened| {
-                let line = names.iter().position(|(name, _)| *name == opened.lane.channel);
-                let (Some(line), Some(inner)) = (line, inner.upgrade()) else { return };
-                inner.offers[line].lock().push(opened);
-                inner.wake_all();
-            }
+            notices: Arc::default(),
         };
-        team.plane.lanes().watch(team.name, Arc::new(watch));
-        let (plane, name) = (team.plane.clone(), team.name);
+        let mut made = inner.transports(team, lines)?;
+        let agreement = made.pop().expect("ranks agree on a line of their own");
+        let track = |line| Mutex::new(Track { course: ChannelQueue::new(), line });
+        inner.tracks = made.into_iter().map(track).collect();
+        let (inner, plane, name) = (Arc::new(inner), team.plane.clone(), team.name);
+        inner.watch(team);
         let mut enforcer = Self { inner, plane, team: name, threads: Vec::new() };
         for channel in 0..team.ways.len() {
             let inner = enforcer.inner.clone();
@@ -397,6 +370,43 @@ impl Drop for Enforcer {
 }
 
 impl Inner {
+    /// Makes a transport of each line: those of the channels, and last the one for agreement.
+    fn transports(
+        &self,
+        team: &Team<'_>,
+        lines: Vec<Vec<Option<ReliableStream>>>,
+    ) -> Result<Vec<ChannelTransport>, EnforcerError> {
+        let ranks = (team.rank as usize, team.hosts.len());
+        let mut made = Vec::with_capacity(lines.len());
+        for (number, (lanes, name)) in lines.into_iter().zip(team.names()).enumerate() {
+            let wake = self.wakes[number].try_clone().map_err(|error| team.no(&error))?;
+            let mender = team.mender(name, self.offers[number].clone(), self.notices.clone());
+            let ground = self.ground.as_ref();
+            let pull = ground.filter(|_| self.is_pulled.get(number) == Some(&true));
+            made.push(ChannelTransport::new(
+                lanes,
+                (wake, self.is_stopped.clone()),
+                mender,
+                (team.timeout, name.1.queue()),
+                pull.map(|ground| ShmTransport::new(ground.clone(), number, ranks)),
+            ));
+        }
+        Ok(made)
+    }
+
+    /// Takes the connections that peers open later, to replace broken ones.
+    fn watch(self: &Arc<Self>, team: &Team<'_>) {
+        let inner = Arc::downgrade(self);
+        let names = team.names();
+        let watch = move |opened: Opened| {
+            let line = names.iter().position(|(name, _)| *name == opened.lane.channel);
+            let (Some(line), Some(inner)) = (line, inner.upgrade()) else { return };
+            inner.offers[line].lock().push(opened);
+            inner.wake_all();
+        };
+        team.plane.lanes().watch(team.name, Arc::new(watch));
+    }
+
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }

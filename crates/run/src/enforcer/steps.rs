@@ -134,7 +134,7 @@ impl State {
         let gone = total - self.announced.len() as u64;
         let heard = &mut self.heard[channel as usize];
         for (part, following) in self.announced.iter().skip((*heard - gone) as usize) {
-            course.announce(&part.script, *following);
+            course.announce(part.script.slots(channel as usize), *following);
         }
         *heard = total;
         let least = self.heard.iter().min().copied().unwrap_or(total);

@@ -122,13 +122,34 @@ impl Shares {
             return;
         }
         self.round += 1;
+        let mut takes = self.open_component();
+        while takes > 0
+            && let Some(Reverse((Ordered(share), resource))) = self.heap.pop()
+        {
+            let open = self.open[resource as usize];
+            if open == 0 {
+                continue;
+            }
+            // Other flows got their rates since, so the share per remaining flow is no less.
+            let now = (self.left[resource as usize] / f64::from(open)).max(share);
+            if now > share * (1.0 + 1e-12) {
+                self.heap.push(Reverse((Ordered(now), resource)));
+                continue;
+            }
+            takes -= self.fix_users(resource, share, &mut tell);
+        }
+        self.heap.clear();
+    }
+
+    /// Forgets the rates in the connected component of the changed resources. Returns the number of
+    /// (flow, resource) pairs there, all without a rate, and leaves the fair shares in the heap.
+    fn open_component(&mut self) -> usize {
         let round = self.round;
-        // The connected component of the changed resources.
         let mut resources = std::mem::take(&mut self.changed);
         resources.retain(|&resource| {
             std::mem::replace(&mut self.seen[resource as usize], round) != round
         });
-        // Fair shares, heapified at once, and the number of (flow, resource) pairs without a rate.
+        // Heapified at once.
         let mut shares = std::mem::take(&mut self.heap).into_vec();
         let mut takes = 0;
         let mut at = 0;
@@ -153,39 +174,32 @@ impl Shares {
             }
         }
         self.heap = BinaryHeap::from(shares);
-        while takes > 0
-            && let Some(Reverse((Ordered(share), resource))) = self.heap.pop()
-        {
-            let open = self.open[resource as usize];
-            if open == 0 {
-                continue;
-            }
-            // Other flows got their rates since, so the share per remaining flow is no less.
-            let now = (self.left[resource as usize] / f64::from(open)).max(share);
-            if now > share * (1.0 + 1e-12) {
-                self.heap.push(Reverse((Ordered(now), resource)));
-                continue;
-            }
-            let users = std::mem::take(&mut self.users[resource as usize]);
-            for &flow in &users {
-                if std::mem::replace(&mut self.fixed[flow as usize], round) == round {
-                    continue;
-                }
-                takes -= self.paths[flow as usize].len();
-                for &other in &self.paths[flow as usize] {
-                    self.left[other as usize] = (self.left[other as usize] - share).max(0.0);
-                    self.open[other as usize] -= 1;
-                }
-                if self.rates[flow as usize] != share {
-                    self.rates[flow as usize] = share;
-                    tell(flow, share);
-                }
-            }
-            self.users[resource as usize] = users;
-        }
-        self.heap.clear();
         resources.clear();
         self.changed = resources;
+        takes
+    }
+
+    /// Gives this share to a resource's users that have no rate yet. Returns the number of (flow,
+    /// resource) pairs that got a rate.
+    fn fix_users(&mut self, resource: u32, share: f64, tell: &mut impl FnMut(u32, f64)) -> usize {
+        let mut fixed = 0;
+        let users = std::mem::take(&mut self.users[resource as usize]);
+        for &flow in &users {
+            if std::mem::replace(&mut self.fixed[flow as usize], self.round) == self.round {
+                continue;
+            }
+            fixed += self.paths[flow as usize].len();
+            for &other in &self.paths[flow as usize] {
+                self.left[other as usize] = (self.left[other as usize] - share).max(0.0);
+                self.open[other as usize] -= 1;
+            }
+            if self.rates[flow as usize] != share {
+                self.rates[flow as usize] = share;
+                tell(flow, share);
+            }
+        }
+        self.users[resource as usize] = users;
+        fixed
     }
 }
 
