@@ -40,20 +40,11 @@ class Server:
     def start(self, hosts: int, directory: str) -> str:
         """Starts the server for one island of ``hosts`` hosts; returns its address for clients."""
         from fairway import _native
+        from fairway.cluster.supervisor import ServerSettings
 
         islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
         self._server = _native.Server(
-            islands,
-            "127.0.0.1:0",
-            [],
-            Path(directory),
-            TOKEN,
-            3600.0,
-            False,
-            256,
-            False,
-            False,
-            False,
+            ServerSettings(islands, "127.0.0.1:0", [], Path(directory), TOKEN, timeout_s=3600.0)
         )
         return f"grpc://{self._server.address}"
 

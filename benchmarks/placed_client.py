@@ -78,12 +78,9 @@ class Runner:
         tokens = next(self._batches)
         self._placed = fairway.place(
             model,
-            tokens[:, :-1],
             list(islands.values()),
-            lm.mean_loss,
-            lm.build_optimizer(),
-            targets=tokens[:, 1:],
-            variables=[{"params": own} for own in parameters],
+            fairway.Training(tokens[:, :-1], tokens[:, 1:], lm.mean_loss, lm.build_optimizer()),
+            fairway.StrategyOptions(variables=[{"params": own} for own in parameters]),
         )
         return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]
 

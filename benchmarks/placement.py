@@ -32,7 +32,13 @@ from fairway.errors import CapacityError
 from fairway.formats.flexflow import read_flexflow
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
-from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
+from fairway.placement.search import (
+    Replication,
+    SearchBounds,
+    evaluate_strategy,
+    search_strategies,
+    simulate_graph,
+)
 
 EXACT = Goal(1.05, "of the exact optimum, or less")
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
@@ -55,8 +61,8 @@ def exact(console: Console, count: int) -> list[dict[str, Any]]:
     for seed in range(count):
         graph = random_graph(5 + seed % 8, seed)
         best = exact_ns(graph, 4, 1.0, EXACT_SECONDS)
-        limits = Limits(20_000)
-        found = carry_out(graph, joined, 1, 1, EVERYTHING, quantum_ns=WHOLE, limits=limits)
+        bounds = SearchBounds(EVERYTHING, WHOLE, evaluations=20_000)
+        found = evaluate_strategy(graph, joined, Replication(), bounds)
         ratio = found.estimate_s * 1e9 / best if best else None
         bound = found.bound_s * 1e9 / best if best else None
         rows.append({"seed": seed, "operations": len(graph.ops), "ratio": ratio, "bound": bound})
@@ -84,11 +90,11 @@ def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
             joined = read_topology(f"{name}:{graph.devices // 2 * 2}").interconnect
             all_devices = read_topology(f"{name}:{graph.devices}").interconnect
             begin = time.perf_counter()
-            given = carry_out_graph(graph, all_devices)
+            given = simulate_graph(graph, all_devices)
             simulated_s = time.perf_counter() - begin
-            rule = carry_out(free, joined, 1, 1, EVERYTHING, quantum_ns=WHOLE, rule="range")
-            limits = Limits(200)
-            ours = carry_out(free, joined, 1, 1, EVERYTHING, quantum_ns=WHOLE, limits=limits)
+            bounds = SearchBounds(EVERYTHING, WHOLE, evaluations=200)
+            rule = evaluate_strategy(free, joined, Replication(rule="range"), bounds)
+            ours = evaluate_strategy(free, joined, Replication(), bounds)
             times = [1e3 * each for each in (given.seconds, rule.seconds, ours.seconds)]
             rows.append({"graph": path.stem, "fabric": name, "as_placed_ms": times[0],
                          "rule_ms": times[1], "ours_ms": times[2],
@@ -108,9 +114,8 @@ def beside_rules(console: Console) -> list[dict[str, Any]]:
         graph = MODELS[model]().graph(V100, SAMPLES)
         for name in FABRICS:
             joined = read_topology(f"{name}:{GPUS}").interconnect
-            ways = spread(
-                graph, joined, [(batch, 1)], V100.memory_bytes, spread_max=64, limits=Limits(30)
-            )
+            bounds = SearchBounds(V100.memory_bytes, evaluations=30, spread_max=64)
+            ways = search_strategies(graph, joined, [(batch, 1)], bounds)
             times = [
                 _step(graph, joined, batch, GPUS, 1),
                 _step(graph, joined, batch, 1, GPUS),
@@ -126,9 +131,8 @@ def beside_rules(console: Console) -> list[dict[str, Any]]:
 
 def _step(graph: OpGraph, joined: Any, batch: int, copies: int, width: int) -> float:
     try:
-        found = carry_out(
-            graph, joined, batch, copies, V100.memory_bytes, width=width, rule="stages"
-        )
+        strategy = Replication(batch, copies, width, rule="stages")
+        found = evaluate_strategy(graph, joined, strategy, SearchBounds(V100.memory_bytes))
     except CapacityError:
         return math.inf
     return found.seconds
@@ -168,9 +172,8 @@ def run_chain() -> None:
         rate = "wavelengths=40" if name == "sip-ring" else "rate=1024Gbit/s"
         begin = time.perf_counter()
         joined = read_topology(f"{name}:{GPUS},{rate}").interconnect
-        carried = carry_out(
-            graph, joined, 128, 128, 32 << 30, quantum_ns=1000, limits=Limits(0), rule="range"
-        )
+        bounds = SearchBounds(32 << 30, quantum_ns=1000, evaluations=0)
+        carried = evaluate_strategy(graph, joined, Replication(128, 128, rule="range"), bounds)
         found[name] = (time.perf_counter() - begin, carried.seconds)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(json.dumps({"seconds": found, "bytes": most}))

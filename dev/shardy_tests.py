@@ -28,7 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import jax_journal
+import jax_runs
 import jax_tests
+from jax_journal import FileResult
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -238,7 +241,7 @@ def pytest_configure(config: "pytest.Config") -> None:
 
     plugin.initialize()  # the client has this repository on its path, not as an installed package
     mend_unions()
-    jax_tests.pytest_configure(config)
+    jax_journal.pytest_configure(config)
     journal = Path(os.environ[PROGRAMS_VARIABLE])
     config.pluginmanager.register(Programs(journal, int(os.environ[SEED_VARIABLE])))
 
@@ -247,7 +250,7 @@ def pytest_configure(config: "pytest.Config") -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass(jax_tests.Pass):
+class Pass(jax_runs.Pass):
     """The run of Shardy's files as a client of Fairway.
 
     `client` is the Python that runs them, `seed` the seed of the programs' inputs.
@@ -282,9 +285,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
     return [Verdict(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def results_table(
-    results: list[jax_tests.FileResult], verdicts: list[Verdict], islands: str
-) -> Table:
+def results_table(results: list[FileResult], verdicts: list[Verdict], islands: str) -> Table:
     """Lay out the outcomes of tests and programs, one row per file."""
     table = Table(title=f"Shardy's MPMD tests through Fairway, islands {islands}", show_footer=True)
     rows = []
@@ -302,7 +303,7 @@ def results_table(
     return table
 
 
-def report(console: Console, results: list[jax_tests.FileResult], verdicts: list[Verdict]) -> bool:
+def report(console: Console, results: list[FileResult], verdicts: list[Verdict]) -> bool:
     """Print failures; return whether there are none but programs that cannot be executed."""
     bad = 0
     for result in results:
@@ -333,10 +334,10 @@ def describe_client(client: Path) -> str:
     try:
         said = subprocess.run([client, "-c", code], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise jax_tests.HarnessError(f"--client {client} has no jaxlib: {error}") from error
+        raise jax_runs.HarnessError(f"--client {client} has no jaxlib: {error}") from error
     python, jaxlib = said.stdout.split()
     if jaxlib != (ours := importlib.metadata.version("jaxlib")):
-        raise jax_tests.HarnessError(
+        raise jax_runs.HarnessError(
             f"--client {client} does not fit: expected jaxlib {ours}, as here, got {jaxlib}; "
             "IFRT IR has no versions, so client and hosts need the same"
         )
@@ -364,12 +365,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def running(options: argparse.Namespace) -> Iterator[Pass]:
     """Run a server for the time of the block."""
     options.out.mkdir(parents=True, exist_ok=True)
-    with jax_tests.running_server(options.out / "server.log", options.islands) as server:
+    with jax_runs.running_server(options.out / "server.log", options.islands) as server:
         yield Pass(
             name="shardy",
             source=options.source,
             directory=options.out,
-            settings=jax_tests.pass_settings("proxy,cpu", in_process=False),
+            settings=jax_runs.pass_settings("proxy,cpu", in_process=False),
             pattern=None,
             test_timeout_s=120.0,
             file_timeout_s=1200.0,
@@ -387,15 +388,15 @@ def main() -> int:
     files = [path.stem.removesuffix("_test") for path in options.source.glob(f"{FOLDER}/*_test.py")]
     try:
         if not files:
-            raise jax_tests.HarnessError(f"no tests in {options.source / FOLDER}; try {COMMIT}")
+            raise jax_runs.HarnessError(f"no tests in {options.source / FOLDER}; try {COMMIT}")
         console.print(describe_client(options.client))
         with running(options) as one_pass, Progress(console=console) as progress:
             one_pass.programs.write_text("")
             task = progress.add_task("Shardy's tests", total=len(files))
-            results = jax_tests.run_files(
+            results = jax_runs.run_files(
                 one_pass, sorted(files), jobs=1, finished=lambda _: progress.advance(task)
             )
-    except jax_tests.HarnessError as error:
+    except jax_runs.HarnessError as error:
         console.print(f"[red]{escape(str(error))}[/]")
         return 2
     verdicts = read_verdicts(one_pass.programs)

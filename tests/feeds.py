@@ -44,20 +44,26 @@ def rows(
     stop: int | None = None,
     uneven: int = 0,
     delay_s: float = 0.0,
-    fail_at: int | None = None,
-    fail_on: int | None = None,
 ) -> Iterator[np.ndarray[Any, Any]]:
     """``batch`` rows of two numbers: the index of the batch, and that of the row."""
     last = None if stop is None else stop + uneven * shard.index
     numbers = itertools.count(first) if last is None else range(first, last)
     buffer = np.zeros((batch // shard.count, 2), np.int32)  # reused for each batch
     for number in numbers:
-        if number == fail_at and fail_on in (None, shard.index):
-            raise ValueError(f"row {number} is broken")
         time.sleep(delay_s)
         buffer[:, 0] = number
         buffer[:, 1] = np.arange(batch)[shard.rows]
         yield buffer
+
+
+def failing(
+    shard: fairway.Shard, *, batch: int, fail_at: int, fail_on: int | None = None
+) -> Iterator[np.ndarray[Any, Any]]:
+    """The same rows, until a batch that fails, for one shard or for all."""
+    for number, part in enumerate(rows(shard, batch=batch)):
+        if number == fail_at and fail_on in (None, shard.index):
+            raise ValueError(f"row {number} is broken")
+        yield part
 
 
 def marked(shard: fairway.Shard, *, folder: str) -> Iterator[np.ndarray[Any, Any]]:

@@ -35,7 +35,7 @@ sdy.mesh @mesh = <["island"=2, "x"=2]>
 
 @pytest.fixture(scope="module")
 def backend():
-    return Backend("cpu", 1, 0, 1, None)
+    return Backend("cpu", 1)
 
 
 def test_program_newer_than_jaxlib_is_refused_with_both_versions(backend):
@@ -84,7 +84,7 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
 
 def test_threads_see_all_shards_of_an_array() -> None:
     """jaxlib fills its list of shards in place, which other threads can see incomplete."""
-    backend = Backend("cpu", 4, 0, 1, None)
+    backend = Backend("cpu", 4)
     devices = (0, 1, 2, 3)
     ones = [np.ones(4, np.float32)] * 4
     given = backend.put(np.dtype(np.float32), (4,), devices, None, ones)

@@ -19,7 +19,7 @@ from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import ConfigError, GraphError, PlacementError, TopologyError
 from fairway.placement.chakra import write_step
-from fairway.placement.search import carry_out_graph
+from fairway.placement.search import simulate_graph
 from fairway.report.steps import StepReport, digest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "crates" / "ir" / "tests" / "golden"
@@ -107,7 +107,7 @@ def test_devices_that_communicate_are_placed_near_each_other() -> None:
 
     def seconds(evaluations: int) -> float:
         placement = place_step(step, cluster, evaluations, 0)
-        return carry_out_graph(placement.apply(step, cluster), cluster.interconnect).seconds
+        return simulate_graph(placement.apply(step, cluster), cluster.interconnect).seconds
 
     assert seconds(5000) < seconds(1) / 4
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import Background, Islands, Measured, Notebook, Up, client, hosts_of, said, until
 
 from fairway.cluster.supervisor import Run
-from fairway.host.messages import CompiledSharding, OutputSpec, Tiles
-from fairway.host.parts import part_of, shard_of
 from fairway.settings import Settings
 
 HERE = Path(__file__).parent
@@ -38,8 +32,8 @@ def island(number=0, *shape):
 def like(shape, mesh, *spec, dtype=np.int32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
-def rows(batch=8, mesh=None, prefetch=2, **config):
-    return fairway.inputs("feeds:rows", like=like((batch, 2), mesh or island(), "x"),
+def rows(batch=8, mesh=None, prefetch=2, function="feeds:rows", **config):
+    return fairway.inputs(function, like=like((batch, 2), mesh or island(), "x"),
                           prefetch=prefetch, batch=batch, **config)
 
 def check(given, number, batch=8):
@@ -99,33 +93,6 @@ def do(pair: Run) -> Iterator[Do]:
 
 
 # Batches of one host
-
-
-def result(dims: list[int], cut: Tiles | None) -> OutputSpec:
-    return OutputSpec("int32", dims, CompiledSharding(cut, b""), None)
-
-
-def test_parts_are_cut_as_devices_are() -> None:
-    output = result([8, 6], Tiles([4, 2], [0, 1, 2, 3, 4, 5, 6, 7]))
-    part = part_of("x", output, [2, 3])
-    assert (part.box, part.shard) == ((slice(2, 4), slice(0, 6)), (2, 3))
-    assert part.regions == [(slice(0, 2), slice(0, 3)), (slice(0, 2), slice(3, 6))]
-    assert shard_of([part]).index == 1
-    assert shard_of([part]).count == 4
-
-
-def test_a_part_is_one_piece_and_one_of_several_equal_ones() -> None:
-    tiled = Tiles([4], [0, 1, 2, 3])
-    for positions, box, index, count in [
-        ([0, 2], slice(0, 8), 0, 1),
-        ([1, 2], slice(0, 8), 0, 1),
-        ([2, 3], slice(4, 8), 1, 2),
-        ([3], slice(6, 8), 3, 4),
-    ]:
-        part = part_of("", result([8], tiled), positions)
-        shard = shard_of([part, part_of("n", result([], None), positions)])
-        assert (part.box, shard.index, shard.count) == ((box,), index, count)
-        assert (shard.rows, shard.slices["n"]) == (box, ())
 
 
 @pytest.mark.parametrize("topology", ["1x1x1", "1x2x1", "1x2x2", "2x1x2"])
@@ -296,7 +263,7 @@ def test_the_end_of_the_data(do: Do, uneven: int) -> None:
 def test_an_exception_arrives_with_its_traceback(do: Do, fail_on: int | None) -> None:
     do(
         f"""
-        given = rows(fail_at=3, fail_on={fail_on})
+        given = rows(function="feeds:failing", fail_at=3, fail_on={fail_on})
         total = jax.jit(lambda s, b: s + b.sum())
         s = 0
         for number in range(3):
@@ -306,7 +273,7 @@ def test_an_exception_arrives_with_its_traceback(do: Do, fail_on: int | None) ->
         for do in (lambda: s.block_until_ready(), lambda: next(given), lambda: np.asarray(given())):
             kind, text = fails(do)
             assert kind == "JaxRuntimeError" and text.startswith("UNKNOWN"), text
-            assert "feeds:rows" in text and "ValueError: row 3 is broken" in text, text
+            assert "feeds:failing" in text and "ValueError: row 3 is broken" in text, text
             assert "feeds.py" in text and 'raise ValueError(f"row' in text, text
         check(rows()(), 0)
         """,
@@ -604,65 +571,3 @@ def test_batches_do_not_pass_through_the_client(
     counter.close()
     measured("bytes_sent_for_a_step_of_4_MiB", each)
     assert each < 2000
-
-
-# The command line, and the example
-
-
-SCRIPT = """
-import fairway, jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-mesh = Mesh(np.array([d for d in jax.devices() if d.island == 0]), ("x",))
-like = jax.ShapeDtypeStruct((4,), np.int32, sharding=NamedSharding(mesh, P("x")))
-print(np.asarray(fairway.inputs("beside:ones", like=like, value=3)()).tolist())
-"""
-BESIDE = """
-import itertools, numpy as np
-def ones(shard, value):
-    return itertools.repeat(np.full(4 // shard.count, value, np.int32))
-"""
-
-
-def fairway(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fairway", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
-def test_modules_beside_a_script_are_found(own_runtime: Path) -> None:
-    (own_runtime / "code").mkdir()
-    (own_runtime / "code" / "script.py").write_text(SCRIPT)
-    (own_runtime / "code" / "beside.py").write_text(BESIDE)
-    script = own_runtime / "code" / "script.py"
-    result = fairway("run", "--islands", "1x2x1", script, folder=own_runtime)
-    assert (result.returncode, result.stdout) == (0, "[3, 3, 3, 3]\n"), result.stderr
-    config = own_runtime / "closed.toml"
-    config.write_text('islands = "1x1x1"\ninput_modules = ["other"]\n')
-    result = fairway("run", "--config", config, script, folder=own_runtime)
-    assert result.returncode != 0
-    assert "PERMISSION_DENIED" in result.stderr
-    assert "the setting input_modules allows ['other']" in result.stderr
-
-
-@pytest.mark.timeout(450)
-def test_the_example_trains_alike(own_runtime: Path) -> None:
-    """Batches made on hosts give the losses of batches made in the client, bit for bit."""
-    losses = []
-    for made in ("client", "host"):
-        out = own_runtime / made
-        small = ("--steps", "4", "--batch", "8", "--sequence", "16", "--width", "32")
-        options = ("--layers", "1", *small, "--input", made, "--out", out)
-        script = ROOT / "examples" / "train_lm.py"
-        result = fairway("run", "--islands", "2x2x1", script, *options, folder=own_runtime)
-        assert result.returncode == 0, result.stderr + result.stdout
-        losses.append(json.loads((out / "train_lm.json").read_text())["losses"])
-    assert len(losses[0]) == 4
-    assert np.isfinite(losses[0]).all()
-    assert losses[0] == losses[1]

@@ -73,8 +73,9 @@ import fairway
 modules, variables = linen_blocks()
 
 def place(islands=islands, **options):
-    return fairway.place(modules, words, islands, loss, optimizer(), targets=targets,
-                         variables=variables, microbatches=(1, 2), **options)
+    training = fairway.Training(words, targets, loss, optimizer())
+    options = fairway.StrategyOptions(variables=variables, microbatches=(1, 2), **options)
+    return fairway.place(modules, islands, training, options)
 
 wanted, _ = train_whole(whole, [own["params"] for own in variables])
 placed = place()

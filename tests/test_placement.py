@@ -25,13 +25,20 @@ from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.programs import of_program
-from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
+from fairway.placement.search import (
+    Replication,
+    SearchBounds,
+    evaluate_strategy,
+    search_strategies,
+    simulate_graph,
+)
 from fairway.placement.simulating import simulate_step
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 from fairway.studies.reproduce import sipml
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
+HEURISTICS = SearchBounds(V100.memory_bytes, evaluations=0)
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
 
 
@@ -65,8 +72,8 @@ def test_placements_are_near_the_exact_optimum() -> None:
     for seed in range(8):
         graph = random_graph(4 + seed % 5, seed)
         joined = read_topology("elect-flat:3,rate=8Gbit/s,latency=0ns").interconnect
-        limits = Limits(3000)
-        found = carry_out(graph, joined, 1, 1, 1 << 40, quantum_ns=10**9, limits=limits)
+        bounds = SearchBounds(1 << 40, quantum_ns=10**9, evaluations=3000)
+        found = evaluate_strategy(graph, joined, Replication(), bounds)
         exact = exact_ns(graph, 3, 1.0, 60.0)
         assert exact is not None
         assert found.bound_s * 1e9 <= exact * (1 + 1e-6)
@@ -88,12 +95,11 @@ def test_models_are_placed_on_packet_networks(fabric: str) -> None:
     """As on any interconnect; twice the rate of links is never slower."""
     graph = MODELS["transformer"]().graph(V100, SAMPLES)
     slow, fast = (
-        spread(
+        search_strategies(
             graph,
             read_topology(f"{fabric},rate={rate}Gbit/s").interconnect,
             [(64, 1)],
-            V100.memory_bytes,
-            spread_max=2,
+            SearchBounds(V100.memory_bytes, spread_max=2),
         )[0]
         for rate in (100, 200)
     )
@@ -106,7 +112,7 @@ def test_more_bandwidth_is_never_slower() -> None:
     before = float("inf")
     for gigabits in (100, 400, 1600, 6400):
         joined = read_topology(f"elect-flat:64,rate={gigabits}Gbit/s").interconnect
-        way = spread(graph, joined, [(1024, 100)], V100.memory_bytes, limits=Limits(0))[0]
+        way = search_strategies(graph, joined, [(1024, 100)], HEURISTICS)[0]
         assert way.total_s <= before
         before = way.total_s
 
@@ -117,7 +123,9 @@ def test_an_ideal_switch_is_never_slower() -> None:
     for fabric in FABRICS:
         given = ",wavelengths=80" if fabric == "sip-ring" else ",rate=2Tbit/s"
         joined = read_topology(f"{fabric}:64{given}").interconnect
-        found = carry_out(graph, joined, 256, 16, V100.memory_bytes, rule="range")
+        found = evaluate_strategy(
+            graph, joined, Replication(256, 16, rule="range"), SearchBounds(V100.memory_bytes)
+        )
         seconds[fabric] = found.seconds
     assert min(seconds, key=seconds.__getitem__) == "elect-flat"
 
@@ -127,8 +135,8 @@ def test_memory_is_a_limit() -> None:
     graph = model.graph(V100, (1, 2, 4, 8))
     joined = read_topology("elect-flat:64").interconnect
     with pytest.raises(PlacementError, match=r"operation .* finds no device|needs .* of a device"):
-        spread(graph, joined, [(64, 1)], V100.memory_bytes, spread_max=4, limits=Limits(0))
-    ways = spread(graph, joined, [(64, 1)], V100.memory_bytes, limits=Limits(0))
+        search_strategies(graph, joined, [(64, 1)], dataclasses.replace(HEURISTICS, spread_max=4))
+    ways = search_strategies(graph, joined, [(64, 1)], HEURISTICS)
     assert all(way.memory_bytes <= V100.memory_bytes and way.devices >= 16 for way in ways)
 
 
@@ -178,17 +186,18 @@ def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     graph = read_flexflow(DATA / "100dlrm_16.fbuf")
     # The graph names one more device than there are nodes.
     joined = read_topology(f"{fabric}:17").interconnect
-    placed = carry_out_graph(graph, joined)
+    placed = simulate_graph(graph, joined)
     busiest = max(
         sum(node.time_ns for node in graph.nodes if device in node.devices) for device in range(16)
     )
     assert placed.seconds * 1e9 >= busiest
     anew = of_flexflow(graph)
-    rostam = carry_out(anew, joined, 1, 1, 1 << 50, rule="range", quantum_ns=10**9)
-    ours = carry_out(anew, joined, 1, 1, 1 << 50, limits=Limits(50), quantum_ns=10**9)
+    bounds = SearchBounds(1 << 50, quantum_ns=10**9, evaluations=50)
+    rostam = evaluate_strategy(anew, joined, Replication(rule="range"), bounds)
+    ours = evaluate_strategy(anew, joined, Replication(), bounds)
     assert ours.seconds <= rostam.seconds * 1.001
     # The search begins at the given placement.
-    given = carry_out(anew, joined, 1, 1, 1 << 50, rule="given", quantum_ns=10**9)
+    given = evaluate_strategy(anew, joined, Replication(rule="given"), bounds)
     assert given.seconds <= placed.seconds * 1.05  # sums are in the order of devices now
     assert ours.seconds <= given.seconds * 1.001
 
@@ -223,7 +232,9 @@ def test_a_captured_program_is_its_calls() -> None:
     assert needs == [[], [(0, 4096)], [(1, 4096)], [(2, 4096)]]
     # The operation that applies gradients replaces the parameters in place.
     assert [op.kept for op in graph.ops] == [[4096], [4096], [8192], [0]]
-    carried = carry_out(graph, read_topology("elect-flat:4").interconnect, 1, 1, 1 << 20)
+    carried = evaluate_strategy(
+        graph, read_topology("elect-flat:4").interconnect, Replication(), SearchBounds(1 << 20)
+    )
     assert carried.seconds >= 6.5e-6
 
 
@@ -262,7 +273,7 @@ def test_any_graph_is_placed_or_refused() -> None:
         joined = read_topology(f"{drawn.choice(FABRICS)}:8").interconnect
         said = ""
         with contextlib.suppress(FairwayError):
-            carry_out(graph, joined, 1, 1, 1 << 44, limits=Limits(10))
+            evaluate_strategy(graph, joined, Replication(), SearchBounds(1 << 44, evaluations=10))
             said = "placed"
         counts[said] += 1
     assert min(counts["placed"], counts[""]) > 10
@@ -320,7 +331,10 @@ def test_what_devices_do_is_shown(tmp_path: Path) -> None:
 def test_ways_are_the_same_again() -> None:
     graph = MODELS["resnet50"]().graph(V100, (1, 4, 16))
     joined = read_topology("sip-ocs:16").interconnect
-    both = [spread(graph, joined, [(64, 1)], V100.memory_bytes) for _ in range(2)]
+    both = [
+        search_strategies(graph, joined, [(64, 1)], SearchBounds(V100.memory_bytes))
+        for _ in range(2)
+    ]
     assert [dataclasses.asdict(way) for way in both[0]] == [
         dataclasses.asdict(way) for way in both[1]
     ]

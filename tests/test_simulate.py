@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fairway.analysis.topologies import read_routed
 from fairway.cli import app
 from fairway.errors import ConfigError, RouteError, TopologyError
+from fairway.execution import ExecutionOptions
 from fairway.simulation import simulate
 from fairway.studies.reproduce import tsp
 from fairway.studies.workloads import COLLECTIVES
@@ -90,14 +91,14 @@ def test_encoders_are_right_in_a_pipeline_and_over_chips(random):
 @pytest.mark.parametrize("fabric", ["dragonfly:16", "torus:2x3", "ring:4", "switch:5"])
 def test_collectives_bring_what_they_should(kind, fabric):
     plan = read_routed(fabric).collective(kind, 20_000)
-    outcome = try_out(kind, plan, noise=(1, 0.05, 1))
+    outcome = try_out(kind, plan, options=ExecutionOptions(noise=(1, 0.05, 1)))
     assert outcome["right"]
     assert outcome["corrected"] > 0
 
 
 def test_damage_that_cannot_be_mended_is_told_and_changes_the_result():
     plan = NODE.collective("all-reduce", 100_000)
-    outcome = try_out("all-reduce", plan, noise=(1, 0.2, 2))
+    outcome = try_out("all-reduce", plan, options=ExecutionOptions(noise=(1, 0.2, 2)))
     assert outcome["incidents"]
     assert not outcome["right"]
 
@@ -112,7 +113,8 @@ def test_plans_and_outcomes_are_the_same_on_any_number_of_threads():
     plans = [read_routed("dragonfly:72").collective("all-reduce", 1 << 16) for _ in range(2)]
     assert plans[0].trains() == plans[1].trains()
     runs = [
-        try_out("all-reduce", plans[0], noise=(3, 0.01, 2), threads=1 + n % 2) for n in range(6)
+        try_out("all-reduce", plans[0], options=ExecutionOptions(noise=(3, 0.01, 2), threads=n))
+        for n in (1, 2, 1, 2, 1, 2)
     ]
     assert all(run == runs[0] for run in runs)
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from fairway.communication import calibration, steps
-from fairway.communication.replanning import Replanner
+from fairway.communication.replanning import Replanner, ReplanSettings
 from fairway.communication.steps import After, ChannelCost, Report, Step, Task
 from fairway.communication.team import Channel, Collective, Listener, Script, Team
 from fairway.errors import StepError, TeamError
@@ -411,7 +411,11 @@ def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
         watcher = None
         if one.rank == 0:
             watcher = Replanner(
-                lambda made: one.propose(made.script), step, costs, script, evaluations=500
+                lambda made: one.propose(made.script),
+                step,
+                costs,
+                script,
+                ReplanSettings(evaluations=500),
             )
         return steps.run(one, step, script, program, count, watcher), watcher, program
 

@@ -23,7 +23,7 @@ from fairway.formats.flexflow import read_flexflow
 from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
 from fairway.placement.models import MODELS, V100
 from fairway.placement.pytorch import of_pytorch
-from fairway.placement.search import Limits, carry_out, carry_out_graph
+from fairway.placement.search import Replication, SearchBounds, evaluate_strategy, simulate_graph
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
@@ -85,7 +85,12 @@ def test_operators_of_pytorch(tmp_path: Path) -> None:
     assert [op.resident for op in graph.ops] == [512, 0, 0, 0, 0]
     assert [op.gradients for op in graph.ops] == [0, 0, 0, 256, 0]
     assert [op.beside for op in graph.ops] == [None, None, 0, 0, 0]
-    found = carry_out(graph, read_topology("elect-flat:4").interconnect, 16, 4, 1 << 30)
+    found = evaluate_strategy(
+        graph,
+        read_topology("elect-flat:4").interconnect,
+        Replication(16, 4),
+        SearchBounds(1 << 30),
+    )
     assert found.seconds >= 270e-6 / 4
 
 
@@ -127,8 +132,11 @@ def test_what_pytorch_did_not_write(
 def placed(copies: int = 4) -> tuple[StepGraph, float]:
     graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8))
     joined = read_topology("elect-cluster:16").interconnect
-    options: dict[str, Any] = {"limits": Limits(0), "width": 4, "whole": True}
-    found = carry_out(graph, joined, 64, copies, V100.memory_bytes, **options)
+    strategy, bounds = (
+        Replication(64, copies, width=4),
+        SearchBounds(V100.memory_bytes, evaluations=0),
+    )
+    found = evaluate_strategy(graph, joined, strategy, bounds, whole=True)
     assert found.graph is not None
     return found.graph, found.seconds
 
@@ -139,7 +147,7 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
     assert len(write_step(tmp_path, graph)) == 16
     again = read_step(find_traces(tmp_path))
     joined = read_topology(f"{fabric}:16").interconnect
-    one, other = (carry_out_graph(each, joined) for each in (graph, again))
+    one, other = (simulate_graph(each, joined) for each in (graph, again))
     assert again.devices == 16
     assert other.moved_bytes == pytest.approx(one.moved_bytes, rel=1e-6)
     assert other.busy_s == pytest.approx(one.busy_s)
@@ -149,7 +157,7 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
 
 def test_a_part_stands_for_what_is_written(tmp_path: Path) -> None:
     graph, seconds = placed()
-    assert carry_out_graph(graph, read_topology("elect-cluster:16").interconnect).seconds == seconds
+    assert simulate_graph(graph, read_topology("elect-cluster:16").interconnect).seconds == seconds
 
 
 def test_steps_of_more_and_fewer_devices() -> None:
@@ -167,7 +175,7 @@ def test_steps_of_more_and_fewer_devices() -> None:
         "compute 1000ns on [0]", "compute 2000ns on [0]", "compute 0ns on [0]",
         "all_reduce 800 of 1bytes on [0]"]  # fmt: skip
     joined = read_topology("elect-flat:1").interconnect
-    assert carry_out_graph(fewer, joined).seconds == pytest.approx(3e-6)
+    assert simulate_graph(fewer, joined).seconds == pytest.approx(3e-6)
     with pytest.raises(GraphError, match="2 devices cannot be 3"):
         rescaled(graph, 3)
 
@@ -175,12 +183,12 @@ def test_steps_of_more_and_fewer_devices() -> None:
 def test_all_to_alls_stay_with_their_copies() -> None:
     graph = StepGraph(4)
     graph.collective("all_to_all", [0, 1, 2, 3], 400)
-    assert carry_out_graph(graph, read_topology("elect-flat:4").interconnect).moved_bytes == 4 * 300
+    assert simulate_graph(graph, read_topology("elect-flat:4").interconnect).moved_bytes == 4 * 300
     more, fewer = rescaled(graph, 8), rescaled(graph, 2)
     assert [node.devices for node in more.nodes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert carry_out_graph(more, read_topology("elect-flat:8").interconnect).moved_bytes == 8 * 300
+    assert simulate_graph(more, read_topology("elect-flat:8").interconnect).moved_bytes == 8 * 300
     # Two devices do the work of four: half of what each has is for the other.
-    assert carry_out_graph(fewer, read_topology("elect-flat:2").interconnect).moved_bytes == 2 * 400
+    assert simulate_graph(fewer, read_topology("elect-flat:2").interconnect).moved_bytes == 2 * 400
 
 
 def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[TraceNode]:
@@ -270,7 +278,7 @@ def test_broken_traces_are_refused(tmp_path: Path) -> None:
         said = "read"
         try:
             if path.suffix == ".et":
-                carry_out_graph(read_step(ranks), joined)
+                simulate_graph(read_step(ranks), joined)
             else:
                 of_pytorch(trace, profile).native()
         except FairwayError as error:

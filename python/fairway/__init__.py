@@ -9,7 +9,7 @@ from fairway.mpmd import install_names
 if TYPE_CHECKING:
     from fairway.exchanges import Exchange, all_gather, all_reduce, reduce_scatter
     from fairway.feeding import inputs
-    from fairway.parallel.placing import place
+    from fairway.parallel.placing import StrategyOptions, Training, place
     from fairway.shards import Shard
     from fairway.slices import slice
     from fairway.tracing import program
@@ -18,6 +18,8 @@ __all__ = [
     "Exchange",
     "FairwayError",
     "Shard",
+    "StrategyOptions",
+    "Training",
     "__version__",
     "all_gather",
     "all_reduce",
@@ -36,6 +38,8 @@ install_names()
 _LATER = {
     "Exchange": "fairway.exchanges",
     "Shard": "fairway.shards",
+    "StrategyOptions": "fairway.parallel.placing",
+    "Training": "fairway.parallel.placing",
     "all_gather": "fairway.exchanges",
     "all_reduce": "fairway.exchanges",
     "inputs": "fairway.feeding",

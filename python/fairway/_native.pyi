@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 from typing_extensions import Buffer
@@ -11,6 +11,110 @@ Vector = np.ndarray[Any, Any]
 
 CONTROLLER: int
 INLINE_BYTES: int
+
+# Settings are read attribute by attribute, from whatever has them.
+
+class _ServerSettings(Protocol):
+    """Attributes of :class:`fairway.cluster.supervisor.ServerSettings`."""
+
+    @property
+    def islands(self) -> list[tuple[int, int, list[float]]]: ...
+    @property
+    def listen(self) -> str: ...
+    @property
+    def users(self) -> list[int]: ...
+    @property
+    def directory(self) -> PathLike[str]: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def slice_index(self) -> bool: ...
+    @property
+    def launch_window(self) -> int: ...
+    @property
+    def sequential(self) -> bool: ...
+    @property
+    def capture(self) -> bool: ...
+    @property
+    def plan(self) -> bool: ...
+
+class _TeamMembership(Protocol):
+    """Attributes of :class:`fairway.communication.membership.TeamMembership`."""
+
+    @property
+    def name(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[int]: ...
+    @property
+    def channels(self) -> Sequence[tuple[int, float | None]]: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def meeting_s(self) -> float | None: ...
+    @property
+    def names(self) -> Sequence[int] | None: ...
+
+class _ExecutionOptions(Protocol):
+    """Attributes of :class:`fairway.execution.ExecutionOptions`."""
+
+    @property
+    def compute(self) -> Callable[[int, list[bytes]], list[tuple[int, bytes]]] | None: ...
+    @property
+    def reads(self) -> Mapping[int, Sequence[tuple[int, int]]] | None: ...
+    @property
+    def sums(self) -> str: ...
+    @property
+    def noise(self) -> tuple[int, float, int] | None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def progress(self) -> Callable[[float], object] | None: ...
+
+class _SearchBounds(Protocol):
+    """Attributes of :class:`fairway.placement.search.SearchBounds`."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def quantum_ns(self) -> int: ...
+    @property
+    def evaluations(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+class _Replication(Protocol):
+    """Attributes of :class:`fairway.placement.search.Replication`."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def copies(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def rule(self) -> str | None: ...
+
+class _DispatchScenario(Protocol):
+    """Attributes of :class:`fairway.studies.reproduce.pathways.DispatchScenario`."""
+
+    @property
+    def islands(self) -> list[tuple[int, int]]: ...
+    @property
+    def clients(self) -> list[tuple[str, int, int, int, int]]: ...
+    @property
+    def costs(self) -> list[tuple[str, int]]: ...
+    @property
+    def warm_up_ns(self) -> int: ...
+    @property
+    def measured_ns(self) -> int: ...
+    @property
+    def sequential(self) -> bool: ...
+    @property
+    def trace(self) -> bool: ...
 
 class StatusError(RuntimeError): ...
 class TeamError(RuntimeError): ...
@@ -180,17 +284,7 @@ class Ticket: ...
 
 @final
 class Enforcer:
-    def __init__(
-        self,
-        plane: DataPlane,
-        name: int,
-        rank: int,
-        hosts: list[int],
-        ways: list[tuple[int, float | None]],
-        timeout_s: float,
-        meeting_s: float | None = None,
-        names: list[int] | None = None,
-    ) -> None: ...
+    def __init__(self, plane: DataPlane, membership: _TeamMembership) -> None: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -255,20 +349,7 @@ class DataPlane:
 
 @final
 class Server:
-    def __init__(
-        self,
-        islands: list[tuple[int, int, list[float]]],
-        listen: str,
-        users: list[int],
-        directory: str | PathLike[str],
-        token: str,
-        timeout_s: float,
-        slice_index: bool,
-        window: int,
-        sequential: bool,
-        capture: bool,
-        plan: bool,
-    ) -> None: ...
+    def __init__(self, settings: _ServerSettings) -> None: ...
     @property
     def address(self) -> str: ...
     def is_up(self) -> bool: ...
@@ -369,26 +450,16 @@ class Interconnect:
     @property
     def bits_per_s(self) -> float: ...
     def flow(self, graph: StepGraph) -> dict[str, Any]: ...
-    def spread(
+    def search_strategies(
         self,
         graph: OpGraph,
         curve: Sequence[tuple[int, int]],
-        memory_bytes: int,
-        quantum_ns: int,
+        bounds: _SearchBounds,
         spread_max: int,
-        limits: tuple[int, int],
         progress: Callable[[int, int], object] | None,
     ) -> list[tuple[int, int, tuple[int, int], tuple[float, float, float], int, int, str]]: ...
-    def carry_out(
-        self,
-        graph: OpGraph,
-        batch: int,
-        cut: tuple[int, int],
-        memory_bytes: int,
-        quantum_ns: int,
-        limits: tuple[int, int],
-        rule: str | None,
-        whole: bool,
+    def evaluate_strategy(
+        self, graph: OpGraph, strategy: _Replication, bounds: _SearchBounds, whole: bool
     ) -> dict[str, Any]: ...
 
 def decide_wavelengths(
@@ -453,16 +524,7 @@ class Plan:
     def chips(self) -> int: ...
     def layout(self) -> tuple[int, int, list[int], list[int]] | None: ...
     def places(self, chip: int) -> list[int]: ...
-    def carry_out(
-        self,
-        memories: Sequence[bytes],
-        compute: Callable[[int, list[bytes]], list[tuple[int, bytes]]] | None = None,
-        reads: Mapping[int, Sequence[tuple[int, int]]] | None = None,
-        sums: str = "float32",
-        noise: tuple[int, float, int] | None = None,
-        threads: int = 0,
-        progress: Callable[[float], object] | None = None,
-    ) -> dict[str, Any]: ...
+    def simulate(self, memories: Sequence[bytes], options: _ExecutionOptions) -> dict[str, Any]: ...
     def keep_slots(
         self, seconds: float, drift_ppm: float, seed: int, deskew_cycles: int | None = None
     ) -> tuple[float, int]: ...
@@ -498,13 +560,5 @@ class FaultReport:
 
 def simulate_faults(first: int, seeds: int) -> FaultReport: ...
 def replay_faults(seed: int) -> FaultReport: ...
-def simulate_dispatch(
-    islands: list[tuple[int, int]],
-    clients: list[tuple[str, int, int, int, int]],
-    costs: list[tuple[str, int]],
-    warm_up_ns: int,
-    measured_ns: int,
-    sequential: bool,
-    trace: bool,
-) -> dict[str, Any]: ...
+def simulate_dispatch(scenario: _DispatchScenario) -> dict[str, Any]: ...
 def simulation_costs() -> dict[str, int]: ...

@@ -20,6 +20,7 @@ from rich.table import Table
 from fairway import _native
 from fairway.analysis.topologies import read_routed
 from fairway.errors import ConfigError, RouteError
+from fairway.execution import ExecutionOptions
 from fairway.placement import NAMES
 from fairway.placement.simulating import is_step, simulate_step
 from fairway.report.carried import CarriedStep
@@ -195,9 +196,9 @@ def simulate(
     known = read_routed(fabric)
     if not 0 <= errors <= 1:
         raise ConfigError(f"the probability of errors is {errors}; expected 0 to 1")
-    options: dict[str, Any] = {"threads": threads, "progress": progress}
+    options = ExecutionOptions(threads=threads, progress=progress)
     if errors:
-        options["noise"] = (seed, errors, 1)
+        options = dataclasses.replace(options, noise=(seed, errors, 1))
     try:
         if kind in COLLECTIVES:
             figures, plan = _collective(
@@ -228,7 +229,7 @@ def _no_workload(workload: str) -> str:
 
 
 def _collective(
-    fabric: _native.Fabric, kind: str, size: int, seed: int, options: dict[str, Any]
+    fabric: _native.Fabric, kind: str, size: int, seed: int, options: ExecutionOptions
 ) -> tuple[dict[str, Any], _native.Plan]:
     begin = time.perf_counter()
     plan = fabric.collective(kind, size)
@@ -243,17 +244,17 @@ def _collective(
         return figures, plan
     begin = time.perf_counter()
     if memory_bytes(plan) * fabric.endpoints > MEMORY_MAX:
-        outcome = plan.carry_out([], **options)
+        outcome = plan.simulate([], options)
         figures["carried out"] = "with empty vectors: memories would not fit here"
     else:
-        outcome = try_out(kind, plan, seed, **options)
+        outcome = try_out(kind, plan, seed, options)
         right = "results verified"
         figures["carried out"] = right if outcome["right"] else "the result is wrong"
     return figures | _happened(outcome, time.perf_counter() - begin), plan
 
 
 def _program(
-    fabric: _native.Fabric, kind: str, argument: str, options: dict[str, Any]
+    fabric: _native.Fabric, kind: str, argument: str, options: ExecutionOptions
 ) -> tuple[dict[str, Any], _native.Plan]:
     begin = time.perf_counter()
     chips = fabric.endpoints
@@ -287,7 +288,7 @@ def _program(
     figures |= _times(plan)
     figures["TFLOP/s of all chips"] = flops / max(figures["takes"], 1e-12) / 1e12
     begin = time.perf_counter()
-    outcome = plan.carry_out([], **options)
+    outcome = plan.simulate([], options)
     return figures | _happened(outcome, time.perf_counter() - begin), plan
 
 

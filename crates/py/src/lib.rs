@@ -1,15 +1,19 @@
 //! Python bindings (PyO3): converts arguments and maps errors, nothing else.
 
 mod collectives;
+mod costs;
 mod data;
+mod enforcer;
 mod faults;
 mod flow;
 mod networks;
 mod placement;
 mod plans;
 mod programs;
+mod scripts;
 mod server;
 mod simulate;
+mod step_plans;
 mod steps;
 mod topology;
 
@@ -40,15 +44,15 @@ pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("StatusError", module.py().get_type::<StatusError>())?;
-    module.add("TeamError", module.py().get_type::<collectives::TeamError>())?;
+    module.add("TeamError", module.py().get_type::<enforcer::TeamError>())?;
     module.add("CONTROLLER", run::channel::CONTROLLER.0)?;
     module.add("INLINE_BYTES", run::INLINE_BYTES)?;
     module.add_class::<collectives::PyCollective>()?;
-    module.add_class::<collectives::PyEnforcer>()?;
-    module.add_class::<collectives::PyPart>()?;
-    module.add_class::<collectives::PyScript>()?;
-    module.add_class::<collectives::PyStepPlan>()?;
-    module.add_class::<collectives::PyTicket>()?;
+    module.add_class::<enforcer::PyEnforcer>()?;
+    module.add_class::<enforcer::PyPart>()?;
+    module.add_class::<scripts::PyScript>()?;
+    module.add_class::<step_plans::PyStepPlan>()?;
+    module.add_class::<enforcer::PyTicket>()?;
     module.add_class::<data::PyDataPlane>()?;
     module.add_class::<data::PyMemory>()?;
     module.add_class::<data::PyPayload>()?;
@@ -64,8 +68,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::PyStepGraph>()?;
     module.add_class::<steps::PyStepNode>()?;
     module.add_class::<topology::PyTopology>()?;
-    module.add_function(wrap_pyfunction!(collectives::plan_step, module)?)?;
-    module.add_function(wrap_pyfunction!(collectives::collective_ways, module)?)?;
+    module.add_function(wrap_pyfunction!(step_plans::plan_step, module)?)?;
+    module.add_function(wrap_pyfunction!(step_plans::collective_ways, module)?)?;
     module.add_function(wrap_pyfunction!(flow::place_step, module)?)?;
     module.add_function(wrap_pyfunction!(flow::schedule_step, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;

@@ -62,23 +62,18 @@ impl PyInterconnect {
     /// Parallelism strategies for a model over all devices, with simulated step times. Raises
     /// `ValueError`.
     ///
-    /// `curve` is batch sizes, each with the number of steps to train; `quantum_ns` is the target time
-    /// of a shard; `spread_max` is most devices per copy; `progress` is called with the number of
-    /// strategies done and of all.
-    #[allow(clippy::too_many_arguments)]
-    fn spread(
+    /// `curve` is batch sizes, each with the number of steps to train; `spread_max` is most devices per
+    /// copy; `progress` is called with the number of strategies done and of all.
+    fn search_strategies(
         &self,
         py: Python<'_>,
         graph: &PyOpGraph,
         curve: Vec<(u32, u64)>,
-        memory_bytes: u64,
-        quantum_ns: u64,
+        bounds: SearchBounds,
         spread_max: u32,
-        limits: (u64, u64),
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<SpreadResults>> {
-        let wanted =
-            self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, spread_max, limits);
+        let wanted = self.wanted(&graph.graph, &curve, &bounds, spread_max);
         let found = py.detach(|| {
             let mut raised = None;
             let judge = |step: &StepGraph| flow(&self.interconnect, step).map(|flowed| flowed.end);
@@ -100,25 +95,19 @@ impl PyInterconnect {
         }
     }
 
-    /// Simulates one strategy: `cut` is the number of copies and the most shards per operation. The
-    /// step graph is of all devices if `whole`. Raises `ValueError`.
-    #[allow(clippy::too_many_arguments)]
-    fn carry_out<'py>(
+    /// Places a model by one strategy and simulates its step. The step graph is of all devices if
+    /// `whole`. Raises `ValueError`.
+    fn evaluate_strategy<'py>(
         &self,
         py: Python<'py>,
         graph: &PyOpGraph,
-        batch: u32,
-        cut: (u32, u32),
-        memory_bytes: u64,
-        quantum_ns: u64,
-        limits: (u64, u64),
-        rule: Option<&str>,
+        strategy: Replication,
+        bounds: SearchBounds,
         whole: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let (copies, width) = cut;
+        let Replication { batch, copies, width, rule } = strategy;
         let curve = [];
-        let mut wanted =
-            self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, u32::MAX, limits);
+        let mut wanted = self.wanted(&graph.graph, &curve, &bounds, u32::MAX);
         let devices = self.interconnect.devices;
         if copies == 0 || !devices.is_multiple_of(copies) || !batch.is_multiple_of(copies) {
             let text = format!("{copies} copies; expected a part of {devices} and of {batch}");
@@ -127,7 +116,7 @@ impl PyInterconnect {
         if whole {
             wanted.part = devices;
         }
-        let rule = rule.map(rule_of).transpose()?;
+        let rule = rule.as_deref().map(rule_of).transpose()?;
         let of_copy = devices / copies;
         let cut = ParallelismCut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
         let judge =
@@ -185,15 +174,31 @@ impl PyLinks {
     }
 }
 
+/// Bounds of a search for placements; `fairway.placement.search.SearchBounds`.
+#[derive(FromPyObject)]
+struct SearchBounds {
+    memory_bytes: u64,
+    quantum_ns: u64,
+    evaluations: u64,
+    seed: u64,
+}
+
+/// One strategy; `fairway.placement.search.Replication`.
+#[derive(FromPyObject)]
+struct Replication {
+    batch: u32,
+    copies: u32,
+    width: u32,
+    rule: Option<String>,
+}
+
 impl PyInterconnect {
     fn wanted<'a>(
         &self,
         graph: &'a OpGraph,
         curve: &'a [(u32, u64)],
-        memory_bytes: u64,
-        quantum_ns: u64,
+        bounds: &SearchBounds,
         spread_max: u32,
-        (evaluations, seed): (u64, u64),
     ) -> ParallelismSearch<'a> {
         let Interconnect { devices, rate, latency, .. } = self.interconnect;
         let reach = match self.interconnect.kind {
@@ -207,10 +212,10 @@ impl PyInterconnect {
             }
             _ => None,
         };
-        let memory = Bytes(memory_bytes);
+        let memory = Bytes(bounds.memory_bytes);
         let room = DeviceModel { devices, reach, rate, servers, latency, memory };
-        let limits = PlacementLimits { evaluations, seed };
-        let quantum = Nanos(quantum_ns);
+        let limits = PlacementLimits { evaluations: bounds.evaluations, seed: bounds.seed };
+        let quantum = Nanos(bounds.quantum_ns);
         ParallelismSearch { graph, room, quantum, curve, spread_max, part, limits }
     }
 }

@@ -74,6 +74,17 @@ impl PyPlan {
 /// Noise: seed, probability of an error, bit errors.
 type NoiseArguments = (u64, f64, u32);
 
+/// How a plan is simulated; `fairway.execution.ExecutionOptions`.
+#[derive(FromPyObject)]
+struct ExecutionOptions {
+    compute: Option<Py<PyAny>>,
+    reads: Option<Reads>,
+    sums: String,
+    noise: Option<NoiseArguments>,
+    threads: usize,
+    progress: Option<Py<PyAny>>,
+}
+
 #[pymethods]
 impl PyPlan {
     #[getter]
@@ -172,31 +183,23 @@ impl PyPlan {
     /// Executes the plan in simulation on memories, one per chip: returns when it ended, the number of
     /// vectors sent over links and of corrected ones, incidents, and the final memories.
     ///
-    /// `reads` are addresses and lengths in bytes, by task of a computation; `compute` is called with
-    /// the task and the bytes there when it begins, and returns `(address, bytes)` to be written when
-    /// it is done. Raises `ValueError` if the plan cannot be executed, and exceptions of the callbacks.
-    #[pyo3(signature = (
-        memories, compute=None, reads=None, sums="float32", noise=None, threads=0, progress=None
-    ))]
-    #[allow(clippy::too_many_arguments)]
-    fn carry_out<'py>(
+    /// In `options`, `reads` are addresses and lengths in bytes, by task of a computation; `compute` is
+    /// called with the task and the bytes there when it begins, and returns `(address, bytes)` to be
+    /// written when it is done. Raises `ValueError` if the plan cannot be executed, and exceptions of the callbacks.
+    fn simulate<'py>(
         &self,
         py: Python<'py>,
         memories: Vec<Vec<u8>>,
-        compute: Option<Py<PyAny>>,
-        reads: Option<Reads>,
-        sums: &str,
-        noise: Option<NoiseArguments>,
-        threads: usize,
-        progress: Option<Py<PyAny>>,
+        options: ExecutionOptions,
     ) -> PyResult<Bound<'py, PyDict>> {
+        let ExecutionOptions { compute, reads, sums, noise, threads, progress } = options;
         let network = self.fabric.network();
         let whole = self.plan.whole(network);
         let reads = reads.unwrap_or_default();
         let chips = PyCompute { function: compute, reads, raised: Default::default() };
         let (seed, probability, bits) = noise.unwrap_or((0, 0.0, 1));
         let noise = Noise { seed, probability, bits, ..Noise::none() };
-        let sum = match sums {
+        let sum = match sums.as_str() {
             "float32" => SumType::F32,
             "float16" => SumType::F16,
             "int32" => SumType::I32,

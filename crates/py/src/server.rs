@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{BitsPerSecond, ClientId, DeviceId, IslandId};
-use control::{Config, Controller, Dispatch, Overview, SliceRequest};
+use control::{
+    ClientOverview, Config, Controller, Dispatch, HostOverview, IslandOverview, Overview,
+    PlanOverview, SliceRequest,
+};
 use fabric::{Cluster, IslandSpec};
 use ir::{Program, ProgramError};
 use parking_lot::Mutex;
@@ -32,29 +35,9 @@ pub(crate) struct Server {
 impl Server {
     /// Listens for clients at `listen`, from this process's user and `users`, and for hosts in
     /// `directory`.
-    ///
-    /// `islands` lists hosts, devices per host, and the rate of each channel of a host to other islands
-    /// in bits per second.
     #[new]
-    #[pyo3(signature = (
-        islands, listen, users, directory, token, timeout_s, slice_index, window, sequential, capture, plan
-    ))]
-    #[allow(clippy::too_many_arguments)]
-    fn new(
-        py: Python<'_>,
-        islands: Vec<(u32, u32, Vec<f64>)>,
-        listen: &str,
-        users: Vec<u32>,
-        directory: PathBuf,
-        token: String,
-        timeout_s: f64,
-        slice_index: bool,
-        window: u32,
-        sequential: bool,
-        capture: bool,
-        plan: bool,
-    ) -> PyResult<Self> {
-        let specs: Vec<IslandSpec> = islands
+    fn new(py: Python<'_>, mut settings: ServerSettings) -> PyResult<Self> {
+        let specs: Vec<IslandSpec> = std::mem::take(&mut settings.islands)
             .into_iter()
             .map(|(hosts, devices, channels)| island(hosts, devices, channels))
             .collect();
@@ -63,16 +46,8 @@ impl Server {
         }
         py.detach(|| {
             raise_file_limit();
-            let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
-            let config = Config {
-                launch_window: window,
-                dispatch,
-                capture,
-                plan,
-                timeout: base::Nanos((timeout_s * 1e9) as u64),
-                ..Config::default()
-            };
-            let controller = Controller::new(Cluster::new(&specs), config);
+            let controller = Controller::new(Cluster::new(&specs), settings.config());
+            let ServerSettings { listen, users, directory, token, slice_index, .. } = settings;
             let path = directory.join("controller-data.sock");
             let data =
                 DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &[], &token)
@@ -91,7 +66,7 @@ impl Server {
             let (end, ended) = watch::channel(false);
             let address = runtime.block_on(open(
                 world.clone(),
-                (listen, run::identity::Users::owner_and(&users)),
+                (&listen, run::identity::Users::owner_and(&users)),
                 &directory,
                 token,
                 presentation,
@@ -274,65 +249,111 @@ fn overview<'py>(
     seen: &Overview,
     connections: &[HostConnection],
 ) -> PyResult<Bound<'py, PyDict>> {
-    let islands = PyList::empty(py);
-    for island in &seen.islands {
-        let hosts = PyList::empty(py);
-        for host in &island.hosts {
-            let entry = PyDict::new(py);
-            entry.set_item("id", host.id.0)?;
-            entry.set_item("process", host.process)?;
-            entry.set_item("devices", host.devices)?;
-            entry.set_item("device_kind", &host.device_kind)?;
-            entry.set_item("lost", host.lost.as_deref())?;
-            entry.set_item("memory_bytes", host.memory.0)?;
-            entry.set_item("capacity_bytes", host.capacity.map(|bytes| bytes.0))?;
-            entry.set_item("spilled_bytes", host.spilled.0)?;
-            entry.set_item("queued", host.queued)?;
-            entry.set_item("in_flight", host.in_flight)?;
-            let running = host.running.map(|(client, time)| (client.0, time.0 as f64 / 1e9));
-            entry.set_item("running_client", running.map(|(client, _)| client))?;
-            entry.set_item("running_s", running.map(|(_, seconds)| seconds))?;
-            hosts.append(entry)?;
-        }
-        let entry = PyDict::new(py);
-        entry.set_item("id", island.id.0)?;
-        entry.set_item("state", format!("{:?}", island.state).to_lowercase())?;
-        entry.set_item("hosts", hosts)?;
-        islands.append(entry)?;
-    }
-    let clients = PyList::empty(py);
-    for client in &seen.clients {
-        let entry = PyDict::new(py);
-        entry.set_item("id", client.id.0)?;
-        let connection = connections.iter().find(|connection| connection.client == client.id);
-        entry.set_item("process", connection.and_then(|connection| connection.process))?;
-        entry.set_item("connected_s", connection.map(|c| c.age.as_secs_f64()))?;
-        entry.set_item("buffers", client.buffers)?;
-        entry.set_item("bytes", client.bytes.0)?;
-        entry.set_item("executables", client.executables)?;
-        entry.set_item("backlog", client.backlog)?;
-        entry.set_item("queued", client.queued)?;
-        entry.set_item("weight", client.share.weight)?;
-        entry.set_item("priority", client.share.priority)?;
-        entry.set_item("device_s", client.device_time.0 as f64 / 1e9)?;
-        entry.set_item("moved_bytes", client.moved.0)?;
-        clients.append(entry)?;
-    }
-    let plans = PyList::empty(py);
-    for plan in &seen.plans {
-        let entry = PyDict::new(py);
-        entry.set_item("program", &*plan.program)?;
-        entry.set_item("collectives", plan.collectives)?;
-        entry.set_item("plan", plan.plan)?;
-        let predicted = plan
-            .predicted
-            .map(|(before, after)| [before, after].map(|predicted| predicted.0 as f64 / 1e9));
-        entry.set_item("predicted_s", predicted)?;
-        plans.append(entry)?;
-    }
     let whole = PyDict::new(py);
-    whole.set_item("plans", plans)?;
-    whole.set_item("islands", islands)?;
-    whole.set_item("clients", clients)?;
+    whole.set_item("plans", entries(py, &seen.plans, plan_entry)?)?;
+    whole.set_item("islands", entries(py, &seen.islands, island_entry)?)?;
+    let client = |entry: &Bound<'py, PyDict>, client: &ClientOverview| {
+        let connection = connections.iter().find(|connection| connection.client == client.id);
+        client_entry(entry, client, connection)
+    };
+    whole.set_item("clients", entries(py, &seen.clients, client)?)?;
     Ok(whole)
+}
+
+/// Makes a dictionary of each item.
+fn entries<'py, T>(
+    py: Python<'py>,
+    items: &[T],
+    fill: impl Fn(&Bound<'py, PyDict>, &T) -> PyResult<()>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for item in items {
+        let entry = PyDict::new(py);
+        fill(&entry, item)?;
+        list.append(entry)?;
+    }
+    Ok(list)
+}
+
+fn island_entry(entry: &Bound<'_, PyDict>, island: &IslandOverview) -> PyResult<()> {
+    entry.set_item("id", island.id.0)?;
+    entry.set_item("state", format!("{:?}", island.state).to_lowercase())?;
+    entry.set_item("hosts", entries(entry.py(), &island.hosts, host_entry)?)
+}
+
+fn host_entry(entry: &Bound<'_, PyDict>, host: &HostOverview) -> PyResult<()> {
+    entry.set_item("id", host.id.0)?;
+    entry.set_item("process", host.process)?;
+    entry.set_item("devices", host.devices)?;
+    entry.set_item("device_kind", &host.device_kind)?;
+    entry.set_item("lost", host.lost.as_deref())?;
+    entry.set_item("memory_bytes", host.memory.0)?;
+    entry.set_item("capacity_bytes", host.capacity.map(|bytes| bytes.0))?;
+    entry.set_item("spilled_bytes", host.spilled.0)?;
+    entry.set_item("queued", host.queued)?;
+    entry.set_item("in_flight", host.in_flight)?;
+    let running = host.running.map(|(client, time)| (client.0, time.0 as f64 / 1e9));
+    entry.set_item("running_client", running.map(|(client, _)| client))?;
+    entry.set_item("running_s", running.map(|(_, seconds)| seconds))
+}
+
+fn client_entry(
+    entry: &Bound<'_, PyDict>,
+    client: &ClientOverview,
+    connection: Option<&HostConnection>,
+) -> PyResult<()> {
+    entry.set_item("id", client.id.0)?;
+    entry.set_item("process", connection.and_then(|connection| connection.process))?;
+    entry.set_item("connected_s", connection.map(|c| c.age.as_secs_f64()))?;
+    entry.set_item("buffers", client.buffers)?;
+    entry.set_item("bytes", client.bytes.0)?;
+    entry.set_item("executables", client.executables)?;
+    entry.set_item("backlog", client.backlog)?;
+    entry.set_item("queued", client.queued)?;
+    entry.set_item("weight", client.share.weight)?;
+    entry.set_item("priority", client.share.priority)?;
+    entry.set_item("device_s", client.device_time.0 as f64 / 1e9)?;
+    entry.set_item("moved_bytes", client.moved.0)
+}
+
+fn plan_entry(entry: &Bound<'_, PyDict>, plan: &PlanOverview) -> PyResult<()> {
+    entry.set_item("program", &*plan.program)?;
+    entry.set_item("collectives", plan.collectives)?;
+    entry.set_item("plan", plan.plan)?;
+    let predicted = plan
+        .predicted
+        .map(|(before, after)| [before, after].map(|predicted| predicted.0 as f64 / 1e9));
+    entry.set_item("predicted_s", predicted)
+}
+
+/// What the controller is started with; `fairway.cluster.supervisor.ServerSettings`.
+#[derive(FromPyObject)]
+pub(crate) struct ServerSettings {
+    /// Hosts, devices of each host and the rate of each channel of a host to other islands in bits per
+    /// second, by island.
+    islands: Vec<(u32, u32, Vec<f64>)>,
+    listen: String,
+    users: Vec<u32>,
+    directory: PathBuf,
+    token: String,
+    timeout_s: f64,
+    slice_index: bool,
+    launch_window: u32,
+    sequential: bool,
+    capture: bool,
+    plan: bool,
+}
+
+impl ServerSettings {
+    fn config(&self) -> Config {
+        let dispatch = if self.sequential { Dispatch::Sequential } else { Dispatch::Parallel };
+        Config {
+            launch_window: self.launch_window,
+            dispatch,
+            capture: self.capture,
+            plan: self.plan,
+            timeout: base::Nanos((self.timeout_s * 1e9) as u64),
+            ..Config::default()
+        }
+    }
 }

@@ -11,15 +11,10 @@ use sim::{ClientWork, SimClient, SimCosts, Simulation};
 /// `(work, count, computation_ns, weight, priority)` of a client.
 type ClientArguments = (String, u32, u64, u32, i32);
 
-/// Simulates the controller with modelled hosts in virtual time (discrete event).
-///
-/// Times are nanoseconds. `costs` replaces some of the measured ones. With `trace`, the work on the
-/// first host's devices is returned as `(client, start, end)`.
-#[pyfunction]
-#[pyo3(signature = (islands, clients, costs, warm_up_ns, measured_ns, sequential, trace))]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn simulate_dispatch<'py>(
-    py: Python<'py>,
+/// What is simulated; `fairway.studies.reproduce.pathways.DispatchScenario`.
+#[derive(FromPyObject)]
+pub(crate) struct DispatchScenario {
+    /// Hosts and devices of each host, by island.
     islands: Vec<(u32, u32)>,
     clients: Vec<ClientArguments>,
     costs: Vec<(String, u64)>,
@@ -27,7 +22,19 @@ pub(crate) fn simulate_dispatch<'py>(
     measured_ns: u64,
     sequential: bool,
     trace: bool,
-) -> PyResult<Bound<'py, PyDict>> {
+}
+
+/// Simulates the controller with modelled hosts in virtual time (discrete event).
+///
+/// Times are nanoseconds. `costs` replaces some of the measured ones. With `trace`, the work on the
+/// first host's devices is returned as `(client, start, end)`.
+#[pyfunction]
+pub(crate) fn simulate_dispatch(
+    py: Python<'_>,
+    scenario: DispatchScenario,
+) -> PyResult<Bound<'_, PyDict>> {
+    let DispatchScenario { islands, clients, costs, warm_up_ns, measured_ns, sequential, trace } =
+        scenario;
     let islands: Vec<IslandSpec> = islands
         .into_iter()
         .map(|(hosts, devices_per_host)| IslandSpec::new(hosts, devices_per_host))

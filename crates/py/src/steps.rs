@@ -8,7 +8,8 @@ use plan::{DevicePlan, DeviceProblem, QueuePolicy, SearchLimits};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::collectives::{CostArguments, PyCollective, channel_costs, name_of};
+use crate::collectives::PyCollective;
+use crate::costs::{CostArguments, channel_costs, name_of};
 use crate::programs::parse_program;
 use crate::wrong;
 

@@ -206,6 +206,13 @@ impl World {
                 let values = host.arrays[source].clone();
                 host.arrays.insert(*buffer, values);
             }
+            other => self.obey_transfer(at, other),
+        }
+    }
+
+    fn obey_transfer(&mut self, at: usize, command: &Command) {
+        let host = &mut self.hosts[at];
+        match command {
             Command::Send { source, pieces, .. } => {
                 let values = host.arrays[source].clone();
                 for piece in pieces {
@@ -242,6 +249,13 @@ impl World {
                     self.hosts[to.0 as usize].messages.insert(tag, value);
                 }
             }
+            other => self.obey_query(at, other),
+        }
+    }
+
+    fn obey_query(&mut self, at: usize, command: &Command) {
+        let host = &mut self.hosts[at];
+        match command {
             Command::Read { ticket, buffer, .. } => {
                 let data = host.arrays[buffer][0].to_le_bytes().to_vec();
                 self.done(at, *ticket, HostReply::ShardData { data: data.into() });

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fairway import _native
 from fairway.analysis.topologies import read_topology
-from fairway.placement.search import carry_out_graph
+from fairway.placement.search import simulate_graph
 from fairway.report.measured import communications
 from fairway.report.steps import Span, StepReport
 
@@ -175,7 +175,7 @@ def simulate(graph: _native.StepGraph, machine: FittedMachine, count: int) -> li
                 made[-1].append(run.compute(len(places) + number, wake, [done]))
             numbers[-1].append(done)
     interconnect = read_topology(f"elect-flat:{max(2, run.devices)}").interconnect
-    times = carry_out_graph(run, interconnect).times_s
+    times = simulate_graph(run, interconnect).times_s
     return [
         {
             node: Span(*(round(1e9 * time) for time in times[index]))

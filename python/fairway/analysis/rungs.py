@@ -16,7 +16,7 @@ from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import PlacementError
 from fairway.placement.reading import read_graph
-from fairway.placement.search import Carried, carry_out_graph
+from fairway.placement.search import SimulatedStep, simulate_graph
 from fairway.report.steps import REPORT, Span, StepReport, digest
 
 __all__ = ["Options", "Rung", "Rungs", "climb"]
@@ -144,11 +144,11 @@ def climb(path: Path, options: Options) -> Rungs:
 
 def _place(
     graph: _native.StepGraph, topology: _native.Topology, options: Options
-) -> tuple[_native.Placement | None, _native.StepGraph, Carried]:
+) -> tuple[_native.Placement | None, _native.StepGraph, SimulatedStep]:
     """Places a step by communication alone, unless it is faster in order; simulates it."""
     interconnect = topology.interconnect
     if graph.parts != 1:
-        return None, graph, carry_out_graph(graph, interconnect)
+        return None, graph, simulate_graph(graph, interconnect)
     in_order = _native.Placement(graph.name, str(topology), range(graph.devices))
     try:
         found = _native.place_step(graph, topology, options.evaluations, options.seed)
@@ -156,7 +156,7 @@ def _place(
         placed = [(placement, placement.apply(graph, topology)) for placement in placements]
     except ValueError as error:
         raise PlacementError(f"cannot place {graph.name} on {topology}: {error}") from None
-    candidates = [(*one, carry_out_graph(one[1], interconnect)) for one in placed]
+    candidates = [(*one, simulate_graph(one[1], interconnect)) for one in placed]
     return min(candidates, key=lambda candidate: candidate[2].seconds)
 
 
@@ -168,7 +168,7 @@ def _scheduled(graph: _native.StepGraph, topology: _native.Topology) -> _native.
 
 
 def _report(
-    graph: _native.StepGraph, simulated: Carried, schedule: _native.StepSchedule | None
+    graph: _native.StepGraph, simulated: SimulatedStep, schedule: _native.StepSchedule | None
 ) -> StepReport:
     makespan_ns = round(1e9 * simulated.seconds)
     compute_ns = round(1e9 * max(simulated.busy_s, default=0.0))

@@ -23,7 +23,7 @@ from fairway.settings import parse_duration, parse_size
 if TYPE_CHECKING:
     from fairway._native import Interconnect
     from fairway.placement.graphs import OpGraph
-    from fairway.placement.search import Limits, PlacementStrategy
+    from fairway.placement.search import PlacementStrategy, SearchBounds
 
 __all__ = ["place_model"]
 
@@ -149,7 +149,7 @@ def place_model(
     check_folder(chakra)
     stopped: list[str] = []
     with working(f"placing {what} on {fabric}") as work:
-        ways = run_aside(lambda: search.spread(work.update, stopped.append))
+        ways = run_aside(lambda: search.strategies(work.update, stopped.append))
     if chakra is not None:
         run_aside(lambda: search.write_step(ways[0], chakra))
     _show(ways, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
@@ -166,25 +166,19 @@ class _Search:
     graph: OpGraph
     interconnect: Interconnect
     curve: list[tuple[int, int]]
-    memory_bytes: int
-    quantum_ns: int
-    spread_max: int | None
-    limits: Limits
+    bounds: SearchBounds
 
-    def spread(
+    def strategies(
         self, progress: Callable[[int, int], object], stopped: Callable[[str], object]
     ) -> list[PlacementStrategy]:
         """Returns all configurations that fit in memory, the fastest first."""
-        from fairway.placement.search import spread
+        from fairway.placement.search import search_strategies
 
-        return spread(
+        return search_strategies(
             self.graph,
             self.interconnect,
             self.curve,
-            self.memory_bytes,
-            quantum_ns=self.quantum_ns,
-            spread_max=self.spread_max,
-            limits=self.limits,
+            self.bounds,
             progress=progress,
             stopped=stopped,
         )
@@ -192,19 +186,10 @@ class _Search:
     def write_step(self, best: PlacementStrategy, folder: Path) -> None:
         """Writes the step of a configuration as Chakra traces."""
         from fairway.placement.chakra import write_step
-        from fairway.placement.search import carry_out
+        from fairway.placement.search import Replication, evaluate_strategy
 
-        step = carry_out(
-            self.graph,
-            self.interconnect,
-            best.batch,
-            best.copies,
-            self.memory_bytes,
-            quantum_ns=self.quantum_ns,
-            limits=self.limits,
-            width=best.width,
-            whole=True,
-        )
+        strategy = Replication(best.batch, best.copies, best.width)
+        step = evaluate_strategy(self.graph, self.interconnect, strategy, self.bounds, whole=True)
         assert step.graph is not None
         write_step(folder, step.graph)
 
@@ -212,7 +197,7 @@ class _Search:
 def _search(what: str, fabric: str, model: ModelOptions, options: PlacementOptions) -> _Search:
     from fairway.analysis.topologies import read_topology
     from fairway.placement.models import V100
-    from fairway.placement.search import Limits
+    from fairway.placement.search import SearchBounds
 
     interconnect = read_topology(fabric).interconnect
     device = _device(model.device)
@@ -222,8 +207,10 @@ def _search(what: str, fabric: str, model: ModelOptions, options: PlacementOptio
     if options.memory is not None:
         memory_bytes = parse_size("the memory", options.memory)
     quantum_ns = parse_duration("the quantum", options.quantum)
-    limits = Limits(options.evaluations, options.seed)
-    return _Search(graph, interconnect, curve, memory_bytes, quantum_ns, options.spread_max, limits)
+    bounds = SearchBounds(
+        memory_bytes, quantum_ns, options.evaluations, options.seed, options.spread_max
+    )
+    return _Search(graph, interconnect, curve, bounds)
 
 
 def _device(name: str | None) -> Any:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +63,55 @@ def _by_tcp(address: str) -> str:
     return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
 
 
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the controller is started with.
+
+    Attributes:
+        islands: hosts, devices of each host, and the rate of each channel of a host to other
+            islands in bits per second.
+        listen: address for clients.
+        users: other users of this machine who may be clients.
+        directory: of the sockets for hosts.
+        token: what hosts prove that they are of this run with.
+        timeout_s: time without an answer after which a host is lost.
+        slice_index: whether devices tell their island as ``slice_index``.
+        launch_window: computations of a client that a host may have enqueued.
+        sequential: whether a computation is dispatched only when its arguments are there.
+        capture: whether the last step of each client is kept.
+        plan: whether collectives of programs are planned.
+    """
+
+    islands: list[tuple[int, int, list[float]]]
+    listen: str
+    users: list[int]
+    directory: Path
+    token: str
+    timeout_s: float
+    slice_index: bool = False
+    launch_window: int = 256
+    sequential: bool = False
+    capture: bool = False
+    plan: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, directory: Path, token: str) -> Self:
+        """Returns what the settings of a run say."""
+        return cls(
+            [(island.hosts, island.devices, _rates(island)) for island in settings.islands],
+            settings.listen,
+            settings.user_numbers,
+            directory,
+            token,
+            settings.timeout_s,
+            settings.slice_index,
+            settings.launch_window,
+            settings.dispatch == "sequential",
+            settings.capture,
+            settings.plan == "auto",
+        )
+
+
 class Run:
     """Islands that are up as long as the context lasts.
 
@@ -110,19 +160,7 @@ class Run:
         self._changing = threading.Lock()
         self._token = secrets.token_hex(32)
         try:
-            self._server = _native.Server(
-                [(island.hosts, island.devices, _rates(island)) for island in settings.islands],
-                settings.listen,
-                settings.user_numbers,
-                self.directory,
-                self._token,
-                settings.timeout_s,
-                settings.slice_index,
-                settings.launch_window,
-                settings.dispatch == "sequential",
-                settings.capture,
-                settings.plan == "auto",
-            )
+            self._server = _native.Server(ServerSettings.of(settings, self.directory, self._token))
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise

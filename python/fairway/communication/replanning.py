@@ -20,7 +20,7 @@ from fairway.communication.steps import ChannelCost, Seen, Span, Step, plan
 from fairway.communication.team import Script
 from fairway.errors import TeamError
 
-__all__ = ["Proposal", "Replanner"]
+__all__ = ["Proposal", "ReplanSettings", "Replanner"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,6 +47,27 @@ class Proposal:
     predicted_s: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ReplanSettings:
+    """When to plan again, and how.
+
+    Attributes:
+        allowed: fraction of a step for which channels may idle although a motif is ready.
+        every: steps per measurement.
+        system: name of the system whose plan is proposed.
+        evaluations: plans that each search chain evaluates; see
+            :func:`fairway.communication.steps.plan`.
+    """
+
+    allowed: float = 0.05
+    every: int = 4
+    system: str = "joint+striping"
+    evaluations: int = 5000
+
+
+DEFAULTS = ReplanSettings()
+
+
 class Replanner:
     """Monitors the steps of one team; runs on rank 0.
 
@@ -55,11 +76,7 @@ class Replanner:
         step: the tasks of a step.
         costs: channel costs that the current plan assumes.
         script: the current plan, if any.
-        allowed: fraction of a step for which channels may idle although a motif is ready.
-        every: steps per measurement.
-        system: name of the system whose plan is proposed.
-        evaluations: plans that each search chain evaluates; see
-            :func:`fairway.communication.steps.plan`.
+        settings: when to plan again, and how.
 
     Attributes:
         costs: latest estimate of channel costs.
@@ -73,21 +90,15 @@ class Replanner:
         step: Step,
         costs: Sequence[ChannelCost],
         script: Script | None,
-        *,
-        allowed: float = 0.05,
-        every: int = 4,
-        system: str = "joint+striping",
-        evaluations: int = 5000,
+        settings: ReplanSettings = DEFAULTS,
     ) -> None:
-        self.every = every
+        self.every = settings.every
         self.changes: list[int] = []
         self._propose = propose
         self._step = step
         self.costs = list(costs)
         self._script = script
-        self._allowed = allowed
-        self._system = system
-        self._evaluations = evaluations
+        self._settings = settings
         self._thread: threading.Thread | None = None
         self._holds_from = 0
 
@@ -95,7 +106,7 @@ class Replanner:
         """Checks steps from ``first`` on; plans again if channels idled for more than allowed."""
         if first < self._holds_from or (self._thread is not None and self._thread.is_alive()):
             return
-        if seen.waited <= self._allowed:
+        if seen.waited <= self._settings.allowed:
             return
         _LOG.warning(
             "channels keep waiting what is ready for %.0f %% of a step of %.1f ms; planning again",
@@ -120,9 +131,9 @@ class Replanner:
     def _replan(self, seen: Seen, worth: float) -> None:
         costs = self._measured(seen.spans)
         step = self._step.profiled(seen.busy_s)
-        planned = plan(step, costs, evaluations=self._evaluations, chains=2)
-        script = planned[self._system].script
-        predicted_ms, seen_ms = planned[self._system].period_ns / 1e6, seen.step_ns / 1e6
+        planned = plan(step, costs, evaluations=self._settings.evaluations, chains=2)
+        script = planned[self._settings.system].script
+        predicted_ms, seen_ms = planned[self._settings.system].period_ns / 1e6, seen.step_ns / 1e6
         if predicted_ms > seen_ms * (1 - worth):
             return
         if self._script is not None and script.text == self._script.text:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fairway import _native
 from fairway._native import Collective, Script
+from fairway.communication.membership import TeamMembership
 from fairway.errors import TeamError
 
 __all__ = ["Channel", "Collective", "Listener", "Script", "Team", "Ticket"]
@@ -280,16 +281,10 @@ class Listener:
         hosts = list(range(len(addresses)) if members is None else members)
         numbered = [(number + 1, rate) for number, rate in enumerate(self._rates)]
         with _translated():
-            enforcer = _native.Enforcer(
-                self._plane,
-                name,
-                hosts.index(self._rank),
-                hosts,
-                numbered,
-                timeout_s,
-                meeting_s,
-                None if names is None else list(names),
+            membership = TeamMembership(
+                name, hosts.index(self._rank), hosts, numbered, timeout_s, meeting_s, names
             )
+            enforcer = _native.Enforcer(self._plane, membership)
         return Team(enforcer, self._plane if members is None else None)
 
     def close(self) -> None:

@@ -117,7 +117,9 @@ def main() -> None:
     from fairway.host import backend as backends
     from fairway.host import executor, messages
     from fairway.host.checking import Checker
+    from fairway.host.local import LocalHost
     from fairway.host.modules import AllowedModules
+    from fairway.host.reporter import Reporter
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
@@ -125,10 +127,9 @@ def main() -> None:
     backend = backends.Backend(
         settings.platform,
         settings.devices,
-        settings.rank,
-        settings.hosts,
-        settings.coordinator,
-        settings.address,
+        backends.IslandMembership(
+            settings.rank, settings.hosts, settings.coordinator, settings.address
+        ),
         settings.first_device,
     )
     plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
@@ -152,7 +153,10 @@ def main() -> None:
     sys.path[:0] = settings.input_path
     allowed = AllowedModules(settings.input_modules, settings.input_path)
     teams = Teams(plane, settings.host, settings.ways, settings.is_near)
-    executor.serve(backend, settings.host, plane, teams, connection, hello, trace, allowed, checker)
+    reporter = Reporter(connection)
+    reporter.send(hello)
+    host = LocalHost(settings.host, backend, plane, reporter, trace)
+    executor.serve(executor.Executor(host, teams, connection, allowed, checker), host)
 
 
 if __name__ == "__main__":

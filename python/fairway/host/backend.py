@@ -10,6 +10,7 @@ region of a larger array each shard is; XLA needs only the buffers.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import re
@@ -149,16 +150,33 @@ class Executable:
         self.donated: tuple[int, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class IslandMembership:
+    """A host's place in its island.
+
+    Attributes:
+        rank: the host's rank.
+        hosts: number of hosts of the island.
+        coordinator: address of the island's coordination service, if it has several hosts.
+        address: where XLA's collectives listen for the island's other hosts.
+    """
+
+    rank: int = 0
+    hosts: int = 1
+    coordinator: str | None = None
+    address: str = "127.0.0.1"
+
+
+ALONE = IslandMembership()
+
+
 class Backend:
     """This host's devices.
 
     Args:
         platform: ``cpu`` or ``cuda``.
         devices: number of local devices.
-        rank: this host's rank in its island.
-        hosts: number of hosts of the island.
-        coordinator: address of the island's coordination service, if it has several hosts.
-        address: where XLA's collectives listen for the island's other hosts.
+        membership: this host's place in its island; by default the island's only one.
         first_device: number of its first GPU among those of the machine.
 
     Raises:
@@ -170,18 +188,15 @@ class Backend:
         self,
         platform: str,
         devices: int,
-        rank: int,
-        hosts: int,
-        coordinator: str | None,
-        address: str = "127.0.0.1",
+        membership: IslandMembership = ALONE,
         first_device: int = 0,
     ) -> None:
         check_jaxlib(JAXLIB_VERSION)
         distributed = None
-        if hosts > 1:
+        if membership.hosts > 1:
             distributed = _jax.get_distributed_runtime_client(
-                coordinator,
-                rank,
+                membership.coordinator,
+                membership.rank,
                 init_timeout=60,
                 heartbeat_timeout=100,
                 shutdown_on_destruction=False,
@@ -190,10 +205,10 @@ class Backend:
             distributed.connect()
         self._distributed = distributed
         if platform == "cpu":
-            self.client = _make_cpu_client(devices, rank, hosts, distributed, address)
+            self.client = _make_cpu_client(devices, membership, distributed)
         else:
             numbers = range(first_device, first_device + devices)
-            self.client = _make_accelerator_client(platform, numbers, rank, hosts, distributed)
+            self.client = _make_accelerator_client(platform, numbers, membership, distributed)
         self.platform: str = platform
         self.local_devices: list[Any] = sorted(self.client.local_devices(), key=lambda d: d.id)
         self._order = {device.id: index for index, device in enumerate(self.local_devices)}
@@ -482,24 +497,24 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")]
 
 
-def _make_cpu_client(devices: int, rank: int, hosts: int, distributed: Any, address: str) -> Any:
+def _make_cpu_client(devices: int, membership: IslandMembership, distributed: Any) -> Any:
     collectives = None
     if distributed is not None:
         collectives = _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed, hostname=address, interface=None
+            distributed_client=distributed, hostname=membership.address, interface=None
         )
     return xla_client.make_cpu_client(
         asynchronous=True,
         distributed_client=distributed,
-        node_id=rank,
-        num_nodes=hosts,
+        node_id=membership.rank,
+        num_nodes=membership.hosts,
         collectives=collectives,
         num_devices=devices,
     )
 
 
 def _make_accelerator_client(
-    platform: str, numbers: range, rank: int, hosts: int, distributed: Any
+    platform: str, numbers: range, membership: IslandMembership, distributed: Any
 ) -> Any:
     """Makes a client by jax, which discovers accelerators as plugins."""
     import jax
@@ -508,7 +523,8 @@ def _make_accelerator_client(
 
     if distributed is not None:
         global_state.client = distributed
-        global_state.process_id, global_state.num_processes = rank, hosts
+        global_state.process_id = membership.rank
+        global_state.num_processes = membership.hosts
     config: Any = jax.config
     config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
     return jax.extend.backend.get_backend(platform)

@@ -9,17 +9,16 @@ from typing import Any
 
 import msgspec
 
-from fairway import _native, mpmd
+from fairway import mpmd
 from fairway.host import batches, ifrt_ir, inputs, messages, programs
-from fairway.host.backend import READING, Backend, Executable
+from fairway.host.backend import READING, Executable
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
+from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
-from fairway.host.reporter import Reporter
 from fairway.host.shard_maps import NotOnlyCollectivesError
-from fairway.host.trace import Trace
 from fairway.shards import Description
 
 COMPILING = 8
@@ -37,37 +36,25 @@ class Compiler:
         exchanges: programs over several islands, by number.
 
     Args:
-        backend: this host's devices.
-        host: this host's number over all islands.
-        plane: its end of the data plane.
+        host: this host.
         mover: reports that a message will not be sent.
-        report: sends reports to the controller.
         modules: modules that input functions may come from.
         checker: parses programs first.
-        trace: records compilations, if set.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        host: int,
-        plane: _native.DataPlane,
-        mover: Mover,
-        report: Reporter,
-        modules: AllowedModules,
-        checker: Checker,
-        trace: Trace | None = None,
+        self, host: LocalHost, mover: Mover, modules: AllowedModules, checker: Checker
     ) -> None:
-        self._trace = trace
+        self._trace = host.trace
         self.programs: dict[int, Executable | inputs.Feed] = {}
-        self.inputs = inputs.HostInputs(backend, host, report, modules)
+        self.inputs = inputs.HostInputs(host, modules)
         self.exchanges: dict[int, LoweredExchange] = {}
-        self._backend = backend
+        self._backend = host.backend
         self._checker = checker
-        self._host = host
-        self._plane = plane
+        self._host = host.number
+        self._plane = host.plane
         self._mover = mover
-        self._report = report
+        self._report = host.report
         self._threads = ThreadPoolExecutor(COMPILING, thread_name_prefix="fairway-compile")
 
     def compile(self, command: messages.Compile) -> None:

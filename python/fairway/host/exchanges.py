@@ -14,17 +14,15 @@ import numpy as np
 
 from fairway import _native
 from fairway.host import messages
-from fairway.host.backend import Backend
 from fairway.host.collectives import LoweredExchange
 from fairway.host.groups import OverGroups
+from fairway.host.local import LocalHost
 from fairway.host.messages import GroupCollective, PeerMessage
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.plans import PlannedRun
-from fairway.host.reporter import Reporter
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
 from fairway.host.teams import Teams, Turn
-from fairway.host.trace import Trace
 
 Array = Any
 
@@ -33,35 +31,27 @@ class Exchanger:
     """Runs exchanges concurrently with launches, one after another in one order on all hosts.
 
     Args:
-        backend: this host's devices.
-        host: this host's number over all islands.
+        host: this host.
         objects: its buffers.
-        plane: its end of the data plane.
         teams: its teams for collectives.
         exchanges: its programs over several islands.
-        report: sends reports to the controller.
-        trace: records transfers, if set.
     """
 
     def __init__(
         self,
-        backend: Backend,
-        host: int,
+        host: LocalHost,
         objects: Objects,
-        plane: _native.DataPlane,
         teams: Teams,
         exchanges: dict[int, LoweredExchange],
-        report: Reporter,
-        trace: Trace | None,
     ) -> None:
-        self._backend = backend
-        self._host = host
+        self._backend = host.backend
+        self._host = host.number
         self._objects = objects
-        self._plane = plane
+        self._plane = host.plane
         self._teams = teams
         self._exchanges = exchanges
-        self._report = report
-        self._trace = trace
+        self._report = host.report
+        self._trace = host.trace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fairway-exchange")
 
     # Programs that consist of collectives

@@ -13,24 +13,21 @@ import traceback
 from collections.abc import Callable
 from typing import Any, get_args
 
-from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
-from fairway.host.backend import Backend
 from fairway.host.checking import Checker
 from fairway.host.compiler import Compiler
 from fairway.host.exchanges import Exchanger
 from fairway.host.frames import CommandReceiver
 from fairway.host.launches import Launcher
+from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
 from fairway.host.plans import Plans
-from fairway.host.reporter import Reporter
 from fairway.host.runs import Runner
 from fairway.host.spilling import Spiller
 from fairway.host.teams import Teams
-from fairway.host.trace import Trace
 
 __all__ = ["Executor", "serve"]
 
@@ -39,39 +36,31 @@ class Executor:
     """Executes commands on one host.
 
     Args:
-        backend: this host's devices.
-        host: this host's number over all islands.
-        plane: this host's end of the data plane.
+        host: this host.
         teams: its teams for collectives.
         connection: connected to the controller; the handshake (hello) has been sent.
-        trace: records runs and transfers, if set.
         modules: modules that input functions may come from.
         checker: parses programs before this process does.
     """
 
     def __init__(
         self,
-        backend: Backend,
-        host: int,
-        plane: _native.DataPlane,
+        host: LocalHost,
         teams: Teams,
         connection: socket.socket,
-        trace: Trace | None,
         modules: AllowedModules,
         checker: Checker,
     ) -> None:
+        backend, plane, report = host.backend, host.plane, host.report
         self._connection = connection
         self._plane = plane
-        self._report = report = Reporter(connection)
+        self._report = report
         self._objects = objects = Objects()
-        self._mover = mover = Mover(backend, objects, plane, report, trace)
-        compiler = Compiler(backend, host, plane, mover, report, modules, checker, trace)
-        self._compiler = compiler
-        self._exchanger = exchanger = Exchanger(
-            backend, host, objects, plane, teams, compiler.exchanges, report, trace
-        )
-        launcher = Launcher(backend, objects, compiler.programs, plane, report, trace)
-        plans = Plans(teams, host, report)
+        self._mover = mover = Mover(backend, objects, plane, report, host.trace)
+        self._compiler = compiler = Compiler(host, mover, modules, checker)
+        self._exchanger = exchanger = Exchanger(host, objects, teams, compiler.exchanges)
+        launcher = Launcher(backend, objects, compiler.programs, plane, report, host.trace)
+        plans = Plans(teams, host.number, report)
         self._runner = runner = Runner(objects, launcher, mover, exchanger, plans)
         spiller = Spiller(backend, objects)
         self._handlers: dict[type[messages.Command], Callable[[Any], None]] = {
@@ -140,27 +129,15 @@ class Executor:
                 self._plane.add_peer(peer.host, peer.address)
 
 
-def serve(
-    backend: Backend,
-    host: int,
-    plane: _native.DataPlane,
-    teams: Teams,
-    connection: socket.socket,
-    hello: messages.Hello,
-    trace: Trace | None,
-    modules: AllowedModules,
-    checker: Checker,
-) -> None:
-    """Sends the hello (handshake), serves until the controller disconnects, and exits."""
-    Reporter(connection).send(hello)
-    executor = Executor(backend, host, plane, teams, connection, trace, modules, checker)
+def serve(executor: Executor, host: LocalHost) -> None:
+    """Executes commands until the controller disconnects, and exits."""
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):
         pass
     finally:
-        if trace is not None:
-            trace.close()
-        plane.close()
+        if host.trace is not None:
+            host.trace.close()
+        host.plane.close()
         # Threads may be inside XLA, waiting for a lost peer; there is no state to save.
         os._exit(0)

@@ -15,10 +15,10 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from fairway.host import messages
-from fairway.host.backend import Backend, Executable
+from fairway.host.backend import Executable
+from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of
-from fairway.host.reporter import Reporter
 from fairway.host.screening import RefusedError
 from fairway.host.sources import Source, status_text
 from fairway.shards import TARGET, Description
@@ -97,18 +97,12 @@ class HostInputs:
     """All inputs of this host.
 
     Args:
-        backend: this host's devices.
-        host: this host's number over all islands.
-        report: sends reports to the controller.
+        host: this host.
         modules: modules that functions may come from.
     """
 
-    def __init__(
-        self, backend: Backend, host: int, report: Reporter, modules: AllowedModules
-    ) -> None:
-        self._backend = backend
+    def __init__(self, host: LocalHost, modules: AllowedModules) -> None:
         self._host = host
-        self._report = report
         self._modules = modules
         self._sources: dict[int, Source] = {}
         self._lock = threading.Lock()
@@ -132,8 +126,8 @@ class HostInputs:
             RefusedError: the function cannot be loaded, or another input has the same number.
         """
         function = self._function(description.function)
-        position = {self._backend.all_devices[n].id: place for place, n in enumerate(devices)}
-        mine = [position[self._backend.local_devices[index].id] for index in program.local]
+        position = {self._host.backend.all_devices[n].id: place for place, n in enumerate(devices)}
+        mine = [position[self._host.backend.local_devices[index].id] for index in program.local]
         if len(outputs) != len(description.paths):
             raise RefusedError(f"INVALID_ARGUMENT: an input of {len(outputs)} results has others")
         parts = [
@@ -143,8 +137,7 @@ class HostInputs:
         with self._lock:
             source = self._sources.get(description.number)
             if source is None:
-                place = (self._backend, self._host, self._report)
-                source = Source(*place, description, function, parts, program.local)
+                source = Source(self._host, description, function, parts, program.local)
                 self._sources[description.number] = source
             elif (source.description, source.parts, source.local) != (
                 description, parts, program.local
@@ -172,22 +165,23 @@ class HostInputs:
     def _function(self, path: str) -> Callable[..., Any]:
         """Imports a function, if that is allowed."""
         module, _, name = path.partition(":")
+        number = self._host.number
         try:
             function: Callable[..., Any] = getattr(self._modules.load(module), name)
             # A module that an allowed module merely imported is not thereby allowed.
             self._modules.check(str(getattr(function, "__module__", module)))
         except PermissionError as error:
             raise RefusedError(
-                f"PERMISSION_DENIED: host {self._host} may not import the input {path}: {error}"
+                f"PERMISSION_DENIED: host {number} may not import the input {path}: {error}"
             ) from error
         except (ModuleNotFoundError, AttributeError) as error:
             raise RefusedError(
-                f"NOT_FOUND: host {self._host} cannot import the input {path}: {error}; hosts find "
+                f"NOT_FOUND: host {number} cannot import the input {path}: {error}; hosts find "
                 "modules beside the script of `fairway run`, in the setting input_path, and where "
                 "Python finds them"
             ) from error
         except BaseException as error:
-            who = f"the module of the input {path} on host {self._host}"
+            who = f"the module of the input {path} on host {number}"
             raise RefusedError(status_text(who, error)) from error
         if not callable(function):
             raise RefusedError(f"INVALID_ARGUMENT: the input {path} is no function")

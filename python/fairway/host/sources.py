@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fairway.host import messages
-from fairway.host.backend import Backend
+from fairway.host.local import LocalHost
 from fairway.host.objects import Failed
 from fairway.host.parts import BatchPart, shard_of
-from fairway.host.reporter import Reporter
 from fairway.shards import Description
 
 __all__ = ["Source", "status_text"]
@@ -41,9 +40,7 @@ class Source:
     """An input on this host.
 
     Args:
-        backend: this host's devices.
-        host: this host's number over all islands.
-        report: reports each batch to the controller.
+        host: this host.
         description: description of the input.
         function: returns an iterable of batches.
         parts: this host's part of each leaf.
@@ -52,9 +49,7 @@ class Source:
 
     def __init__(
         self,
-        backend: Backend,
-        host: int,
-        report: Reporter,
+        host: LocalHost,
         description: Description,
         function: Callable[..., Any],
         parts: list[BatchPart],
@@ -65,9 +60,9 @@ class Source:
         self.local = local
         self.programs = 0
         """Number of programs that take its batches."""
-        self._backend = backend
-        self._host = host
-        self._report = report
+        self._backend = host.backend
+        self._host = host.number
+        self._report = host.report
         self._function = function
         self._changed = threading.Condition()
         self._made: collections.deque[list[Array]] = collections.deque()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
+from fairway.communication.membership import TeamMembership
 from fairway.communication.steps import NETWORK, ChannelCost, Solo, memory_cost
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
@@ -164,9 +165,11 @@ class Teams:
             TeamError: a host does not join in time.
         """
         rank = hosts.index(self._host)
-        limits = (MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S)
+        membership = TeamMembership(
+            name, rank, hosts, self._ways, MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S
+        )
         try:
-            enforcer = _native.Enforcer(self._plane, name, rank, list(hosts), self._ways, *limits)
+            enforcer = _native.Enforcer(self._plane, membership)
         except _native.TeamError as error:
             raise TeamError(*error.args) from None
         return Team(enforcer)

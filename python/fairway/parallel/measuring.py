@@ -15,7 +15,7 @@ from fairway.parallel.blocks import Block, form, in_row, inputs_of, mapped, time
 from fairway.parallel.parts import Part, Stage
 from fairway.parallel.splits import borders
 
-__all__ = ["Costs", "Known", "MeasuredBlocks"]
+__all__ = ["Costs", "Known", "MeasuredBlocks", "Training"]
 
 REPEATS = 3
 
@@ -66,25 +66,39 @@ class Known(Protocol):
         """Returns the cost of each stage, likewise."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a step trains with.
+
+    Attributes:
+        example: input of a step; only its shape and type matter.
+        targets: targets of the example; only their shape and type matter.
+        loss: mean loss of the last block's output and targets, a scalar.
+        optimizer: an optax optimizer.
+    """
+
+    example: Any
+    targets: Any
+    loss: Callable[[Any, Any], Any]
+    optimizer: Any
+
+
 class MeasuredBlocks:
     """Measured costs of blocks (on islands concurrently) and stages (on one), by number of rows."""
 
     def __init__(
         self,
         blocks: list[Block],
-        example: Any,
-        targets: Any,
+        training: Training,
         islands: list[list[jax.Device]],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
         progress: Callable[[int, int], object] | None,
     ) -> None:
         self._blocks = blocks
-        self._inputs = inputs_of(blocks, example, islands[0])
-        self._targets = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, targets))
+        self._inputs = inputs_of(blocks, training.example, islands[0])
+        self._targets = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, training.targets))
         self._islands = islands
-        self._loss = loss
-        self._optimizer = optimizer
+        self._loss = training.loss
+        self._optimizer = training.optimizer
         self._progress = progress or (lambda done, of: None)
         self._blocks_of: dict[int, list[Costs]] = {}
         self._stages_of: dict[int, list[Costs]] = {}

@@ -24,15 +24,23 @@ from fairway.errors import CapacityError, ConfigError
 from fairway.parallel.blocks import Block, read_blocks
 from fairway.parallel.joined import ConfiguredNetwork, Joined, MeasuredNetwork
 from fairway.parallel.joined import Kind as Collective
-from fairway.parallel.measuring import Known, MeasuredBlocks
+from fairway.parallel.measuring import Known, MeasuredBlocks, Training
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import AHEAD, Replicas
 from fairway.parallel.schedules import PassKind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
-from fairway.placement.search import carry_out_graph
+from fairway.placement.search import simulate_graph
 
-__all__ = ["Placed", "TrainingStrategy", "copied", "piped", "place"]
+__all__ = [
+    "Placed",
+    "StrategyOptions",
+    "Training",
+    "TrainingStrategy",
+    "copied",
+    "piped",
+    "place",
+]
 
 SCHEDULES = ("1f1b", "gpipe")
 STATES = 3
@@ -70,6 +78,29 @@ class TrainingStrategy:
         return f"{self.kind} on {self.islands}"
 
 
+@dataclasses.dataclass(frozen=True)
+class StrategyOptions:
+    """The network between islands, and which strategies are considered.
+
+    Attributes:
+        network: bandwidth of each island in each direction, such as ``"10Gbit/s"``; by default
+            communication between islands is measured.
+        latency: of a message between islands; used only with ``network``.
+        variables: of each linen module, as its ``init`` returned them.
+        microbatches: numbers of microbatches to consider for a pipeline.
+        memory_bytes: capacity of a device; no limit by default.
+    """
+
+    network: str | None = None
+    latency: str = "100us"
+    variables: Sequence[Any] | None = None
+    microbatches: Sequence[int] = (1, 2, 4, 8)
+    memory_bytes: int | None = None
+
+
+DEFAULTS = StrategyOptions()
+
+
 class Placed:
     """A model with all strategies that fit in memory; see :func:`place`.
 
@@ -81,16 +112,14 @@ class Placed:
         self,
         blocks: list[Block],
         islands: list[list[jax.Device]],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
+        training: Training,
         ways: list[TrainingStrategy],
         stages: Callable[[Sequence[Sequence[jax.Device]]], Split],
     ) -> None:
         self.ways = ways
         self._blocks = blocks
         self._islands = islands
-        self._loss = loss
-        self._optimizer = optimizer
+        self._training = training
         self._stages = stages
 
     def __repr__(self) -> str:
@@ -110,8 +139,8 @@ class Placed:
             cut = self._stages(islands)
             made = Pipeline(
                 cut.stages,
-                self._loss,
-                self._optimizer,
+                self._training.loss,
+                self._training.optimizer,
                 microbatches=way.microbatches,
                 schedule=way.schedule,
             )
@@ -119,39 +148,24 @@ class Placed:
         kind = Replicas if way.kind == "replicas" else Sharded
         functions = [block.apply for block in self._blocks]
         parameters = [block.parameters for block in self._blocks]
-        return kind(functions, islands, self._loss, self._optimizer), parameters
+        return kind(functions, islands, self._training.loss, self._training.optimizer), parameters
 
 
 def place(
     model: Any,
-    example: Any,
     islands: Sequence[Sequence[jax.Device]],
-    loss: Callable[[Any, Any], Any],
-    optimizer: Any,
+    training: Training,
+    options: StrategyOptions = DEFAULTS,
     *,
-    targets: Any,
-    network: str | None = None,
-    latency: str = "100us",
-    variables: Sequence[Any] | None = None,
-    microbatches: Sequence[int] = (1, 2, 4, 8),
-    memory_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Placed:
     """Predicts the step time of every strategy to train a model, and sorts the strategies by it.
 
     Args:
         model: a sequence of flax modules, as in :func:`fairway.parallel.split`.
-        example: input of a step; only its shape and type matter.
         islands: devices of each island, the same number on all.
-        loss: mean loss of the last block's output and targets, a scalar.
-        optimizer: an optax optimizer.
-        targets: targets of the example; only their shape and type matter.
-        network: bandwidth of each island in each direction, such as ``"10Gbit/s"``; by default
-            communication between islands is measured.
-        latency: of a message between islands; used only with ``network``.
-        variables: of each linen module, as its ``init`` returned them.
-        microbatches: numbers of microbatches to consider for a pipeline.
-        memory_bytes: capacity of a device; no limit by default.
+        training: what a step trains with.
+        options: the network between islands, and which strategies are considered.
         progress: called with the number of blocks and stages measured, and their total.
 
     Raises:
@@ -159,22 +173,24 @@ def place(
         CapacityError: no strategy fits in memory.
 
     Example:
-        >>> placed = fairway.place(layers, tokens, islands, loss, optax.adam(1e-3), targets=tokens)
+        >>> training = fairway.Training(tokens, targets, loss, optax.adam(1e-3))
+        >>> placed = fairway.place(layers, islands, training)
         >>> trainer, parameters = placed.trainer()
         >>> state = trainer.init(parameters)
     """
     groups = [list(devices) for devices in islands]
     if not groups or len({len(devices) for devices in groups}) > 1:
         raise ConfigError(f"islands have {[len(one) for one in groups]} devices; expected one size")
+    variables, memory_bytes = options.variables, options.memory_bytes
     blocks, _ = read_blocks(model, variables)
-    measured = MeasuredBlocks(blocks, example, targets, groups, loss, optimizer, progress)
+    measured = MeasuredBlocks(blocks, training, groups, progress)
 
     def parts(counts: Sequence[int]) -> list[int]:
         """Returns the counts that cut the batch into equal parts with rows for every device."""
         return [c for c in sorted(set(counts)) if measured.rows % (c * len(groups[0])) == 0]
 
     copies = parts((1, len(groups)))
-    cuts = parts(microbatches) if 1 < len(groups) <= len(blocks) else []
+    cuts = parts(options.microbatches) if 1 < len(groups) <= len(blocks) else []
     if not copies:
         raise ConfigError(
             f"a batch of {measured.rows} has no part for each of {len(groups[0])} devices"
@@ -182,8 +198,8 @@ def place(
     measured.prepare(copies, cuts)
     joined = (
         MeasuredNetwork(groups)
-        if network is None
-        else ConfiguredNetwork(len(groups), network, latency)
+        if options.network is None
+        else ConfiguredNetwork(len(groups), options.network, options.latency)
     )
     ways = []
     for count in copies:
@@ -201,9 +217,9 @@ def place(
     costs = [cost.forward_s + cost.backward_s for cost in measured.blocks(measured.rows)]
 
     def stages(chosen: Sequence[Sequence[jax.Device]]) -> Split:
-        return split(model, chosen, example, variables=variables, costs=costs)
+        return split(model, chosen, training.example, variables=variables, costs=costs)
 
-    return Placed(blocks, groups, loss, optimizer, fits, stages)
+    return Placed(blocks, groups, training, fits, stages)
 
 
 class _Step:
@@ -217,7 +233,7 @@ class _Step:
         return self.graph.compute(island, round(1e9 * seconds), after)
 
     def takes_s(self) -> float:
-        return carry_out_graph(self.graph, self.joined.interconnect).seconds
+        return simulate_graph(self.graph, self.joined.interconnect).seconds
 
 
 def copied(

@@ -22,7 +22,7 @@ from fairway import _native
 from fairway.analysis.topologies import read_topology
 from fairway.errors import CapacityError, PlacementError
 from fairway.placement.models import MODELS, SAMPLES, V100
-from fairway.placement.search import spread
+from fairway.placement.search import SearchBounds, search_strategies
 from fairway.report.plots import drawing, save
 
 __all__ = ["Job", "Sharing", "draw", "random_jobs", "read_jobs", "share", "step_times"]
@@ -156,9 +156,8 @@ def step_times(
         graph = MODELS[job.model]().graph(V100, SAMPLES)
         points = [(job.batch, 1)]
         try:
-            return spread(graph, read_topology(text).interconnect, points, V100.memory_bytes)[
-                0
-            ].step_s
+            interconnect, bounds = read_topology(text).interconnect, SearchBounds(V100.memory_bytes)
+            return search_strategies(graph, interconnect, points, bounds)[0].step_s
         except CapacityError as error:
             return CapacityError(f"{job.model} does not fit on {job.devices} devices: {error}")
 

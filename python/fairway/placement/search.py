@@ -12,23 +12,54 @@ from fairway.errors import CapacityError, PlacementError
 from fairway.placement import PATIENCE
 from fairway.placement.graphs import OpGraph
 
-__all__ = ["Carried", "Limits", "PlacementStrategy", "carry_out", "carry_out_graph", "spread"]
+__all__ = [
+    "PlacementStrategy",
+    "Replication",
+    "SearchBounds",
+    "SimulatedStep",
+    "evaluate_strategy",
+    "search_strategies",
+    "simulate_graph",
+]
 
 QUANTUM_NS = 10_000
 """Target time of a shard. Source: SiP-ML §4.1."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """Search budget.
+class SearchBounds:
+    """What bounds a search for placements.
 
     Attributes:
+        memory_bytes: capacity of a device.
+        quantum_ns: target time of a shard.
         evaluations: placements of a copy to evaluate, besides those of heuristics.
         seed: the same seed finds the same placement.
+        spread_max: maximum devices of a copy; None stops where larger copies gain nothing.
     """
 
+    memory_bytes: int
+    quantum_ns: int = QUANTUM_NS
     evaluations: int = 200
     seed: int = 0
+    spread_max: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Replication:
+    """A strategy to evaluate.
+
+    Attributes:
+        batch: samples of a step, of all copies.
+        copies: replicas of the model (data parallelism).
+        width: maximum shards of an operation.
+        rule: heuristic that places shards; None searches.
+    """
+
+    batch: int = 1
+    copies: int = 1
+    width: int = 1 << 20
+    rule: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +99,7 @@ class PlacementStrategy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class SimulatedStep:
     """Result of simulating a step.
 
     Attributes:
@@ -96,38 +127,32 @@ class Carried:
     times_s: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Carried:
+    def of(cls, found: dict[str, Any]) -> SimulatedStep:
         """Makes a result of the simulator's output."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in found.items() if name in names})
 
 
-def spread(
+def search_strategies(
     graph: OpGraph,
     interconnect: _native.Interconnect,
     curve: Sequence[tuple[int, int]],
-    memory_bytes: int,
+    bounds: SearchBounds,
     *,
-    quantum_ns: int = QUANTUM_NS,
-    spread_max: int | None = None,
-    limits: Limits = Limits(),
     progress: Callable[[int, int], object] | None = None,
     stopped: Callable[[str], object] | None = None,
 ) -> list[PlacementStrategy]:
     """Finds strategies to train a model on all devices that fit in memory, the fastest first.
 
-    Larger copies take ever longer to place. Unless ``spread_max`` limits their size, the search
-    doubles it, and stops when :data:`fairway.placement.PATIENCE` doublings in a row have gained
-    nothing. Differs from the paper, which evaluates all sizes.
+    Larger copies take ever longer to place. Unless ``bounds.spread_max`` limits their size, the
+    search doubles it, and stops when :data:`fairway.placement.PATIENCE` doublings in a row have
+    gained nothing. Differs from the paper, which evaluates all sizes.
 
     Args:
         graph: the model.
         interconnect: network between the devices.
         curve: batch sizes in samples, and steps to train with each.
-        memory_bytes: capacity of a device.
-        quantum_ns: target time of a shard.
-        spread_max: maximum devices of a copy; None stops where larger copies gain nothing.
-        limits: budget of the placement search.
+        bounds: memory of a device, and budget of the search.
         progress: called with the number of strategies evaluated, and the number known so far.
         stopped: called with the reason if not all sizes of copies were evaluated.
 
@@ -136,28 +161,30 @@ def spread(
         PlacementError: the model is invalid, or batches and devices have no common divisor.
     """
     known = graph.native()
-    devices = interconnect.devices
 
     def found(largest: int) -> list[PlacementStrategy]:
         with _refused():
-            every = interconnect.spread(
-                known,
-                list(curve),
-                memory_bytes,
-                quantum_ns,
-                largest,
-                (limits.evaluations, limits.seed),
-                progress,
-            )
+            every = interconnect.search_strategies(known, list(curve), bounds, largest, progress)
         ways = [
             PlacementStrategy(
-                batch, steps, copies, devices // copies, width, *times, memory, shards, rule
+                batch,
+                steps,
+                copies,
+                interconnect.devices // copies,
+                width,
+                *times,
+                memory,
+                shards,
+                rule,
             )
             for batch, steps, (copies, width), times, memory, shards, rule in every
         ]
         return sorted(ways, key=lambda way: way.total_s)
 
-    ways = found(spread_max) if spread_max else _widened(found, devices, stopped)
+    if bounds.spread_max:
+        ways = found(bounds.spread_max)
+    else:
+        ways = _widened(found, interconnect.devices, stopped)
     if not ways:
         raise PlacementError(
             "there is no way to spread it: batches and devices have no common part"
@@ -201,31 +228,21 @@ def _widened(
     return ways
 
 
-def carry_out(
+def evaluate_strategy(
     graph: OpGraph,
     interconnect: _native.Interconnect,
-    batch: int,
-    copies: int,
-    memory_bytes: int,
+    strategy: Replication,
+    bounds: SearchBounds,
     *,
-    quantum_ns: int = QUANTUM_NS,
-    limits: Limits = Limits(),
-    rule: str | None = None,
-    width: int = 1 << 20,
     whole: bool = False,
-) -> Carried:
-    """Places and simulates a step with one strategy.
+) -> SimulatedStep:
+    """Places a model by one strategy and simulates its step.
 
     Args:
         graph: the model.
         interconnect: network between the devices.
-        batch: samples of a step, of all copies.
-        copies: replicas of the model.
-        memory_bytes: capacity of a device.
-        quantum_ns: target time of a shard.
-        limits: budget of the placement search.
-        rule: heuristic that places shards; None searches.
-        width: maximum shards of an operation.
+        strategy: how the model is replicated and cut.
+        bounds: memory of a device, and budget of the search for a placement.
         whole: whether to return the graph of all devices, not that of one part.
 
     Raises:
@@ -233,27 +250,18 @@ def carry_out(
         PlacementError: the rule is unknown, or the model is invalid.
     """
     with _refused():
-        found = interconnect.carry_out(
-            graph.native(),
-            batch,
-            (copies, width),
-            memory_bytes,
-            quantum_ns,
-            (limits.evaluations, limits.seed),
-            rule,
-            whole,
-        )
-    return Carried.of(found)
+        found = interconnect.evaluate_strategy(graph.native(), strategy, bounds, whole)
+    return SimulatedStep.of(found)
 
 
-def carry_out_graph(graph: _native.StepGraph, interconnect: _native.Interconnect) -> Carried:
+def simulate_graph(graph: _native.StepGraph, interconnect: _native.Interconnect) -> SimulatedStep:
     """Simulates a step that is already placed.
 
     Raises:
         PlacementError: the graph is invalid, or has another number of devices.
     """
     with _refused():
-        return Carried.of(interconnect.flow(graph))
+        return SimulatedStep.of(interconnect.flow(graph))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,13 @@ from fairway.placement import NAMES, STEPS
 from fairway.placement.chakra import rescaled
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.reading import is_graph, read_graph
-from fairway.placement.search import carry_out, carry_out_graph, spread
+from fairway.placement.search import (
+    Replication,
+    SearchBounds,
+    evaluate_strategy,
+    search_strategies,
+    simulate_graph,
+)
 from fairway.report.carried import CarriedStep
 
 __all__ = ["is_step", "simulate_step"]
@@ -51,7 +57,7 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         figures["tasks"] = len(step)
         figures["read in"] = time.perf_counter() - begin
         begin = time.perf_counter()
-        carried = carry_out_graph(step, interconnect)
+        carried = simulate_graph(step, interconnect)
     else:
         found = re.fullmatch(r"([a-z0-9]+):(\d{1,9})(?:/(\d{1,9}))?", what)
         if found is None or found[1] not in MODELS:
@@ -65,13 +71,13 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
                 "copies; expected at least 1"
             )
         graph = MODELS[found[1]]().graph(V100, SAMPLES)
-        memory = V100.memory_bytes
+        bounds = SearchBounds(V100.memory_bytes)
         if found[3] is None:
-            way = spread(graph, interconnect, [(batch, 1)], memory)[0]
+            way = search_strategies(graph, interconnect, [(batch, 1)], bounds)[0]
             copies, width = way.copies, way.width
         else:
             copies, width = int(found[3]), interconnect.devices
-        carried = carry_out(graph, interconnect, batch, copies, memory, width=width)
+        carried = evaluate_strategy(graph, interconnect, Replication(batch, copies, width), bounds)
         assert carried.graph is not None
         step = carried.graph
         figures["copies"] = copies

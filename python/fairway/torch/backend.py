@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import datetime
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +9,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Backend, ReduceOp
+from torch._C._distributed_c10d import ReduceOp
 
 from fairway.communication.team import Team, Vector
-from fairway.errors import TeamError
 from fairway.torch import exchanging
-from fairway.torch.collecting import Collector
+from fairway.torch.collecting import CollectiveRequest
 from fairway.torch.errors import BackendError, Subject
-from fairway.torch.exchanging import Carry, Exchanges
-from fairway.torch.meeting import meet
-from fairway.torch.messages import Messages
+from fairway.torch.exchanging import Carry
+from fairway.torch.membership import GroupMember
+from fairway.torch.requests import (
+    are_small,
+    check_types,
+    copy_back,
+    counts,
+    limit_of,
+    named,
+    reduction_of,
+    scale,
+    scatter_flat,
+)
 from fairway.torch.tensors import (
     added,
     added_type,
@@ -30,168 +35,23 @@ from fairway.torch.tensors import (
     divide,
     fill,
     finish_kernels,
-    in_place,
     moved,
     moved_type,
     name_of,
     rows,
     split,
 )
-from fairway.torch.works import Callbacks, Operation, joined
+from fairway.torch.works import Operation, joined
 
 __all__ = ["FairwayBackend"]
 
-REDUCTIONS = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "sum",
-    ReduceOp.PREMUL_SUM: "sum",
-    ReduceOp.PRODUCT: "product",
-    ReduceOp.MAX: "max",
-    ReduceOp.MIN: "min",
-    ReduceOp.BAND: "and",
-    ReduceOp.BOR: "or",
-    ReduceOp.BXOR: "xor",
-}
-OF_BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
-UNLIMITED_S = 1e6
-"""Timeout of a team for messages, which are bounded by the timeout of each operation instead."""
-COALESCED_BYTES = 1 << 20
-"""Coalesced tensors of at most this total size are sent as one."""
 LOOK_S = 0.002
 GRACE_S = 2.0
 PASSED = "passed"
-EXCHANGES = 1 << 62
-"""Name of the team for exchanges; teams for messages have smaller numbers."""
 
 
-class FairwayBackend(Backend):  # type: ignore[misc]
-    """One rank of a process group.
-
-    Args:
-        store: key-value store for the rendezvous of ranks.
-        rank: rank of this process in the group.
-        size: number of ranks.
-        timeout: deadline after which a rank that keeps others waiting fails the operation.
-        name: name of the group.
-        members: global ranks of the group; empty for all.
-
-    Raises:
-        BackendError: the channels are invalid, or some rank cannot be reached.
-    """
-
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: datetime.timedelta,
-        name: str = "",
-        members: Sequence[int] = (),
-    ) -> None:
-        super().__init__(rank, size)
-        self._options = Backend.Options("fairway", timeout=timeout)
-        self._timeout_s = timeout.total_seconds()
-        self._members = list(members) or list(range(size))
-        self._where = f"in group {name!r} on rank {self._members[rank]}"
-        self._store: Any = store
-        self._meeting = meet(store, rank, self._members, self._timeout_s)
-        try:
-            team = self._join()
-        except BaseException as error:
-            self._meeting.close()
-            if isinstance(error, TeamError):
-                text = f"{self._where[3:]} cannot be joined: {error}"
-                raise BackendError(error.kind, text, error.rank) from None
-            raise
-        self._team = team
-        costs = self._meeting.costs
-        self._collector = Collector(team, costs, self._timeout_s)
-        self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
-        self._callbacks = Callbacks()
-        self._messages = Messages(
-            rank, self._members, self._join_pair, costs, self._timeout_s, self._callbacks
-        )
-        self._sequence = 0
-        self._barriers = 0
-        self._leaving = threading.Lock()
-        self._has_left = False
-        self._process = os.getpid()
-        # Ranks that wait for this one notice its exit at once. PyTorch keeps the C++ half of a
-        # backend and drops the Python half, which has to live until then.
-        atexit.register(self.abort)
-
-    def _join(self, name: int = 0) -> Team:
-        listener, addresses = self._meeting.listener, self._meeting.addresses
-        return listener.join(addresses, self._timeout_s, name=name, names=self._members)
-
-    def _join_pair(self, source: int, target: int) -> Team:
-        """Meets the other rank of a pair; a receiver waits as long as messages are requested."""
-        pair, name = (source, target), 1 + source * self.size() + target
-        meeting_s = self._timeout_s if source == self.rank() else UNLIMITED_S
-        return self._meeting.listener.join(
-            self._meeting.addresses,
-            UNLIMITED_S,
-            pair,
-            name,
-            meeting_s,
-            [self._members[one] for one in pair],
-        )
-
-    # Queries of PyTorch
-
-    @property
-    def options(self) -> Any:
-        """The options of the backend."""
-        return self._options
-
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """Returns the name of the backend."""
-        return "fairway"
-
-    # A property that is not defined here would be looked up in C++, which calls Python again.
-    supports_splitting = property(lambda _: False)
-    supports_coalescing = property(lambda _: False)
-    supports_shrinking = property(lambda _: False)
-    supports_reconfigure = property(lambda _: False)
-    supports_window = property(lambda _: False)
-    _supports_time_estimate = property(lambda _: False)
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Sets the timeout of later messages; collectives keep that of the group's start."""
-        self._options._timeout = timeout
-        self._messages.limit_s = timeout.total_seconds()
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
-
-    def _set_sequence_number_for_group(self) -> None:
-        self._sequence = 0
-
-    def shutdown(self) -> None:
-        """Waits for operations in progress, and leaves the group."""
-        self._leave(waits=True)
-
-    def abort(self) -> None:
-        """Leaves the group at once."""
-        self._leave(waits=False)
-
-    def _leave(self, *, waits: bool) -> None:
-        if os.getpid() != self._process:
-            # A forked child has none of these threads, and its parent is still using the group.
-            return
-        with self._leaving:
-            if self._has_left:
-                return
-            self._has_left = True
-        self._messages.close(waits=waits)
-        self._exchanges.close(waits=waits)
-        self._collector.close(waits=waits)
-        self._callbacks.close()
-        self._meeting.close()
-        # A group that restarts creates its store anew, perhaps at the same port.
-        self._store = None
-        atexit.unregister(self.abort)
+class FairwayBackend(GroupMember):
+    """One rank of a process group, with the operations that PyTorch calls."""
 
     # Execution
 
@@ -208,7 +68,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """Returns a collective that begins now."""
         self._sequence += 1
         finish_kernels(tensors)
-        limit_s = _limit_s(opts)
+        limit_s = limit_of(opts)
         # The team itself enforces the timeout of the group.
         limit_s = limit_s if limit_s < self._timeout_s else 0.0
         return Operation(self._subject(name, tensors), tensors, limit_s=limit_s)
@@ -235,7 +95,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             reduction: the reduction operator.
         """
         waits = not getattr(opts, "asyncOp", True) and not operation._limit_s
-        self._collector.carry(kind, name, vector, operation, then, reduction, waits=waits)
+        asked = CollectiveRequest(kind, name, vector, reduction, then, operation)
+        self._collector.run(asked, waits=waits)
         return operation
 
     # Collectives
@@ -244,10 +105,10 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """Broadcasts the root's tensor to all ranks."""
         (tensor,) = tensors
         self._check_root("broadcast", opts.rootRank)
-        vector, back = moved(tensor), _back(tensor)
+        vector, back = moved(tensor), copy_back(tensor)
         kind = ("broadcast", vector.size, opts.rootRank)
         operation = self._operation("broadcast", tensors, opts)
-        name = _named("broadcast", tensor, root=opts.rootRank)
+        name = named("broadcast", tensor, root=opts.rootRank)
         return self._carry(kind, name, vector, operation, opts, back)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Operation:
@@ -255,17 +116,17 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         (tensor,) = tensors
         if tensor.is_sparse:
             return self.allreduce_sparse(tensors, opts)
-        reduction, factor = _reduction("all_reduce", opts.reduceOp, tensor)
+        reduction, factor = reduction_of("all_reduce", opts.reduceOp, tensor)
         if factor is not None:
             tensor.mul_(factor)
-        vector, back = added(tensor), _back(tensor)
+        vector, back = added(tensor), copy_back(tensor)
 
         def then(result: Vector) -> None:
             back(result)
             self._average(opts.reduceOp, tensor)
 
         operation = self._operation("all_reduce", tensors, opts)
-        kind, name = ("all_reduce", vector.size), _named("all_reduce", tensor, opts.reduceOp)
+        kind, name = ("all_reduce", vector.size), named("all_reduce", tensor, opts.reduceOp)
         return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Operation:
@@ -274,9 +135,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         def flat(given: list[Tensor]) -> Operation:
             whole = torch.cat([one.reshape(-1) for one in given])
             operation = self.allreduce([whole], opts)
-            return self._after(operation, given, lambda: _part(given, whole))
+            return self._after(operation, given, lambda: scatter_flat(given, whole))
 
-        if _are_small(tensors):
+        if are_small(tensors):
             return flat(tensors)
         parts = [self.allreduce([one], opts) for one in tensors]
         return self._joined("all_reduce", parts, tensors)
@@ -315,13 +176,13 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """Reduces tensors; the root gets the result."""
         (tensor,) = tensors
         self._check_root("reduce", opts.rootRank)
-        reduction, factor = _reduction("reduce", opts.reduceOp, tensor)
+        reduction, factor = reduction_of("reduce", opts.reduceOp, tensor)
         given = added(tensor)
         # Other ranks accumulate partial sums in their vectors, so these are copies.
         kind = ("reduce", given.size, opts.rootRank)
         vector = self._empty(kind, given.dtype)
         vector[:] = given
-        _scale(vector, factor)
+        scale(vector, factor)
 
         def then(result: Vector) -> None:
             if self.rank() == opts.rootRank:
@@ -329,17 +190,17 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 self._average(opts.reduceOp, tensor)
 
         operation = self._operation("reduce", tensors, opts)
-        name = _named("reduce", tensor, opts.reduceOp, opts.rootRank)
+        name = named("reduce", tensor, opts.reduceOp, opts.rootRank)
         return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
         """Gathers the blocks of all ranks on every rank."""
-        _check_types("all_gather", [output, given])
+        check_types("all_gather", [output, given])
         check(output.numel() == self.size() * given.numel(), "all_gather", output, given)
-        vector, back = moved(output), _back(output)
+        vector, back = moved(output), copy_back(output)
         self._put_own(vector, moved(given))
         operation = self._operation("all_gather", [output], opts)
-        kind, name = ("all_gather", vector.size), _named("all_gather", given)
+        kind, name = ("all_gather", vector.size), named("all_gather", given)
         return self._carry(kind, name, vector, operation, opts, back)
 
     def all_gather_single_coalesced(
@@ -356,10 +217,10 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """Gathers the tensors of all ranks, which may differ in size, on every rank."""
         ((given,), (out,)) = (inputs, outputs)
         check(len(out) == self.size(), "all_gather", *out)
-        _check_types("all_gather", [given, *out])
+        check_types("all_gather", [given, *out])
         check(out[self.rank()].numel() == given.numel(), "all_gather", given, *out)
         if len({one.numel() for one in out}) > 1:
-            sizes = np.tile(_counts(out)[:, None], (1, self.size()))
+            sizes = np.tile(counts(out)[:, None], (1, self.size()))
             name = f"all_gather of {name_of(given.dtype)}"
             return self._exchange(name, [given] * self.size(), out, sizes, opts)
         own = moved(given)
@@ -371,7 +232,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         def then(result: Vector) -> None:
             split(out, np.split(result, self.size()))
 
-        return self._carry(kind, _named("all_gather", given), vector, operation, opts, then)
+        return self._carry(kind, named("all_gather", given), vector, operation, opts, then)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
@@ -391,9 +252,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
         """Reduces tensors; each rank gets one block of the result."""
-        _check_types("reduce_scatter", [output, given])
+        check_types("reduce_scatter", [output, given])
         check(given.numel() == self.size() * output.numel(), "reduce_scatter", given, output)
-        _reduction("reduce_scatter", opts.reduceOp, given)
+        reduction_of("reduce_scatter", opts.reduceOp, given)
         return self._scatter_sums([added(given)], output, opts)
 
     def reduce_scatter_single_coalesced(
@@ -411,28 +272,28 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     ) -> Operation:
         """Reduces a list of tensors, one per rank; each rank gets the result of its own."""
         ((output,), (given,)) = (outputs, inputs)
-        _check_types("reduce_scatter", [output, *given])
+        check_types("reduce_scatter", [output, *given])
         fits = len(given) == self.size() and {one.numel() for one in given} == {output.numel()}
         check(fits, "reduce_scatter", output, *given)
-        _reduction("reduce_scatter", opts.reduceOp, output)
+        reduction_of("reduce_scatter", opts.reduceOp, output)
         return self._scatter_sums([added(one) for one in given], output, opts)
 
     def _scatter_sums(self, given: Sequence[Vector], output: Tensor, opts: Any) -> Operation:
-        reduction, factor = _reduction("reduce_scatter", opts.reduceOp, output)
+        reduction, factor = reduction_of("reduce_scatter", opts.reduceOp, output)
         kind = ("reduce_scatter", sum(one.size for one in given))
         vector = self._empty(kind, given[0].dtype)
         at = 0
         for one in given:
             vector[at : at + one.size] = one
             at += one.size
-        _scale(vector, factor)
+        scale(vector, factor)
 
         def then(result: Vector) -> None:
             fill(output, result)
             self._average(opts.reduceOp, output)
 
         operation = self._operation("reduce_scatter", [output], opts)
-        name = _named("reduce_scatter", output, opts.reduceOp)
+        name = named("reduce_scatter", output, opts.reduceOp)
         return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def all_to_all_single(
@@ -444,7 +305,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         opts: Any,
     ) -> Operation:
         """Exchanges a block with every other rank; sizes are in rows, and may differ."""
-        _check_types("all_to_all", [output, given])
+        check_types("all_to_all", [output, given])
         # Sizes may be given on some ranks only: those whose sizes differ.
         if not output_sizes and not input_sizes:
             fits = output.numel() == given.numel() and given.numel() % self.size() == 0
@@ -461,7 +322,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 f"all_to_all was given {len(inputs)} tensors and {len(outputs)} for results; "
                 f"expected {self.size()} of each, one for each rank"
             )
-        _check_types("all_to_all", [*outputs, *inputs])
+        check_types("all_to_all", [*outputs, *inputs])
         name = f"all_to_all of {name_of(inputs[0].dtype)}"
         return self._exchange(name, inputs, outputs, None, opts)
 
@@ -471,7 +332,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._check_root("gather", root)
         is_root = self.rank() == root
         out = outputs[0] if is_root else []
-        _check_types("gather", [given, *out])
+        check_types("gather", [given, *out])
         if is_root:
             fits = len(out) == size and all(one.numel() == given.numel() for one in out)
             check(fits, "gather", given, *out)
@@ -479,7 +340,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         sizes = np.zeros((size, size), np.int64)
         sizes[:, root] = given.numel()
         sent = [given if to == root else none for to in range(size)]
-        name = _named("gather", given, root=root)
+        name = named("gather", given, root=root)
         return self._exchange(name, sent, out or [none] * size, sizes, opts, out)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
@@ -488,7 +349,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._check_root("scatter", root)
         is_root = self.rank() == root
         given = inputs[0] if is_root else []
-        _check_types("scatter", [output, *given])
+        check_types("scatter", [output, *given])
         if is_root:
             fits = len(given) == size and all(one.numel() == output.numel() for one in given)
             check(fits, "scatter", output, *given)
@@ -496,7 +357,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         sizes = np.zeros((size, size), np.int64)
         sizes[root] = output.numel()
         out = [output if source == root else none for source in range(size)]
-        name = _named("scatter", output, root=root)
+        name = named("scatter", output, root=root)
         return self._exchange(name, given or [none] * size, out, sizes, opts, outputs)
 
     def barrier(self, opts: Any) -> Operation:
@@ -631,7 +492,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         finish_kernels(tensors)
         other = None if source is None else self._members[source]
         subject = self._subject("recv", tensors, whom, other)
-        vector, back = moved(tensor), _back(tensor)
+        vector, back = moved(tensor), copy_back(tensor)
         return self._messages.receive(subject, tensors, vector, back, source, tag)
 
     # Helpers
@@ -682,82 +543,3 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
         part.on_end(over)
         return whole
-
-
-def _limit_s(opts: Any) -> float:
-    """Returns the timeout of an operation in seconds; 0 if it has none of its own."""
-    given = getattr(opts, "timeout", None)
-    seconds = given.total_seconds() if given is not None else 0.0
-    return float(max(0.0, seconds))
-
-
-def _reduction(what: str, op: Any, tensor: Tensor) -> tuple[str, Any]:
-    """Returns the reduction operator, and the factor that elements are multiplied by before."""
-    kind = op.op if hasattr(op, "op") else op
-    dtype = tensor.dtype
-    is_exact = not dtype.is_floating_point and not dtype.is_complex
-    fits = kind in REDUCTIONS
-    if kind in OF_BITS:
-        fits = is_exact
-    elif kind == ReduceOp.AVG:
-        fits = not is_exact
-    if dtype.is_complex:
-        fits = kind in OF_COMPLEX
-    if not fits:
-        name = getattr(kind, "name", str(kind))
-        raise ValueError(
-            f"the reduction {name} of {name_of(dtype)} is not there ({what}); there are SUM, "
-            "PRODUCT, MAX and MIN of numbers, AVG and PREMUL_SUM of floating-point ones, BAND, BOR "
-            "and BXOR of integers, and SUM and AVG of complex numbers"
-        )
-    added_type(dtype)
-    factor = getattr(op, "factor", None) if kind == ReduceOp.PREMUL_SUM else None
-    return REDUCTIONS[kind], factor
-
-
-def _named(what: str, tensor: Tensor, op: Any = None, root: int | None = None) -> str:
-    """Returns what ranks compare of a collective besides its sizes."""
-    text = f"{what} of {tensor.numel()} {name_of(tensor.dtype)}"
-    if op is not None:
-        kind = op.op if hasattr(op, "op") else op
-        text = f"{text} ({getattr(kind, 'name', kind)})"
-    return text if root is None else f"{text}, root {root}"
-
-
-def _scale(vector: Vector, factor: Any) -> None:
-    """Multiplies elements in place if there is a factor."""
-    if factor is not None:
-        vector *= np.asarray(float(factor)).astype(vector.dtype)
-
-
-def _back(tensor: Tensor) -> Callable[[Vector], None]:
-    """Returns what copies a result back, if the vector does not share the tensor's memory."""
-    if in_place(tensor):
-        return lambda _: None
-    return lambda result: fill(tensor, result)
-
-
-def _counts(tensors: Sequence[Tensor]) -> Any:
-    return np.array([one.numel() for one in tensors], np.int64)
-
-
-def _check_types(what: str, tensors: Sequence[Tensor]) -> None:
-    found = {one.dtype for one in tensors}
-    if len(found) > 1:
-        names = ", ".join(sorted(name_of(one) for one in found))
-        raise ValueError(f"{what} was given tensors of {names}; expected one type")
-
-
-def _are_small(tensors: Sequence[Tensor]) -> bool:
-    """Returns whether several tensors are better sent as one."""
-    kinds = {(one.dtype, one.device, one.is_sparse) for one in tensors}
-    size = sum(one.numel() * one.element_size() for one in tensors)
-    return len(tensors) > 1 and len(kinds) == 1 and size <= COALESCED_BYTES
-
-
-def _part(tensors: Sequence[Tensor], whole: Tensor) -> None:
-    at = 0
-    with torch.no_grad():
-        for one in tensors:
-            one.detach().copy_(whole[at : at + one.numel()].view(one.shape))
-            at += one.numel()

@@ -16,7 +16,7 @@ from fairway.torch import threads
 from fairway.torch.planning import Planning
 from fairway.torch.works import Operation
 
-__all__ = ["Collector"]
+__all__ = ["CollectiveRequest", "Collector"]
 
 RUNNING_MAX = 48
 """Collectives that the team has in flight at most; more wait in this queue."""
@@ -27,8 +27,17 @@ log = logging.getLogger("fairway.torch")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A requested collective, and the consumer of its result."""
+class CollectiveRequest:
+    """A requested collective, and the consumer of its result.
+
+    Attributes:
+        kind: name of the collective, and its arguments besides the number of ranks.
+        name: the requested operation, which must be the same on all ranks.
+        vector: input and output.
+        reduction: the reduction operator.
+        then: receives the vector of the result.
+        operation: completed with the collective.
+    """
 
     kind: tuple[Any, ...]
     name: str
@@ -52,48 +61,32 @@ class Collector:
         self._timeout_s = timeout_s
         self.planning = Planning(team, costs)
         self._changed = threading.Condition()
-        self._running: deque[tuple[_Asked, Any]] = deque()
-        self._waiting: deque[_Asked] = deque()
+        self._running: deque[tuple[CollectiveRequest, Any]] = deque()
+        self._waiting: deque[CollectiveRequest] = deque()
         self._is_busy = False
         self._is_closed = False
         self._thread = threads.start(self._collect, "fairway-collect")
 
-    def carry(
-        self,
-        kind: tuple[Any, ...],
-        name: str,
-        vector: Vector,
-        operation: Operation,
-        then: Callable[[Vector], None],
-        reduction: str,
-        *,
-        waits: bool,
-    ) -> None:
+    def run(self, asked: CollectiveRequest, *, waits: bool) -> None:
         """Runs a collective on a vector.
 
         Args:
-            kind: name of the collective, and its arguments besides the number of ranks.
-            name: the requested operation, which must be the same on all ranks.
-            vector: input and output.
-            operation: completed with the collective.
-            then: receives the vector of the result.
-            reduction: the reduction operator.
+            asked: the collective.
             waits: whether the caller waits for it.
         """
-        asked = _Asked(kind, name, vector, reduction, then, operation)
         with self._changed:
             is_idle = not self._is_busy and not self._running and not self._waiting
             if not waits or not is_idle:
                 self._put(asked)
                 return
-        operation.end_by(lambda: self._call(asked))
+        asked.operation.end_by(lambda: self._call(asked))
 
-    def _call(self, asked: _Asked) -> None:
+    def _call(self, asked: CollectiveRequest) -> None:
         _, part = self.planning.part(asked.kind, asked.vector.dtype, asked.name)
         asked.then(self._team.call(part, asked.vector, asked.reduction))
         self._warn()
 
-    def _put(self, asked: _Asked) -> None:
+    def _put(self, asked: CollectiveRequest) -> None:
         has_room = self._changed.wait_for(
             lambda: len(self._waiting) < WAITING_MAX or self._is_closed, self._timeout_s
         )

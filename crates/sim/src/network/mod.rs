@@ -4,6 +4,7 @@
 mod clocks;
 mod code;
 mod machine;
+mod memory;
 mod noise;
 mod routed;
 mod slots;
@@ -11,10 +12,8 @@ mod spares;
 
 pub use clocks::{ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Start, measurements};
 pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode, send_with_errors};
-pub use machine::{
-    ChipMemory, Compute, Incident, Machine, MachineError, MachineReport, Mishap, Nothing, Results,
-    SumType,
-};
+pub use machine::{Incident, Machine, MachineError, MachineReport, Mishap};
+pub use memory::{ChipMemory, Compute, Nothing, Results, SumType};
 pub use noise::Noise;
 pub use routed::{Delivered, Message, RingAllReduce, Routed, Routing, Traffic, Uniform};
 pub use slots::{Kept, Slack, Violation, keep_slots};

@@ -14,9 +14,8 @@ use route::{Fault, RouteError, RoutePlan, Timing, all_reduce, verify};
 use thiserror::Error;
 
 use super::code::VECTOR;
-use super::machine::{
-    ChipMemory, Compute, Incident, Machine, MachineError, MachineReport, Nothing, SumType,
-};
+use super::machine::{Incident, Machine, MachineError, MachineReport};
+use super::memory::{ChipMemory, Compute, Nothing, SumType};
 use super::noise::Noise;
 
 /// Why a run cannot be recovered.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,29 @@ def costs(changes: dict[str, int] | None = None) -> dict[str, int]:
     return known
 
 
+@dataclass(frozen=True)
+class DispatchScenario:
+    """What the dispatch simulator simulates.
+
+    Attributes:
+        islands: hosts and devices of each host.
+        clients: what each client does, how many of it, computation in ns, weight and priority.
+        costs: those that replace measured ones, in ns.
+        warm_up_ns: simulated time before the measurement.
+        measured_ns: simulated time of the measurement.
+        sequential: whether a computation is dispatched only when its arguments are there.
+        trace: whether the work of the first host's devices is returned.
+    """
+
+    islands: list[tuple[int, int]]
+    clients: list[tuple[str, int, int, int, int]]
+    costs: list[tuple[str, int]]
+    warm_up_ns: int
+    measured_ns: int
+    sequential: bool = False
+    trace: bool = False
+
+
 class _Model:
     def __init__(self, known: dict[str, int]) -> None:
         self._costs = known
@@ -57,13 +81,14 @@ class _Model:
         """Returns simulated computations per second."""
         measured = max(100 * MILLISECOND, 40 * computation_ns)
         outcome = _native.simulate_dispatch(
-            [(hosts, devices)],
-            [(work, count, computation_ns, 1, 0)] * clients,
-            list(self._costs.items()),
-            WARM_UP_NS + 4 * computation_ns,
-            measured,
-            sequential,
-            False,
+            DispatchScenario(
+                [(hosts, devices)],
+                [(work, count, computation_ns, 1, 0)] * clients,
+                list(self._costs.items()),
+                WARM_UP_NS + 4 * computation_ns,
+                measured,
+                sequential=sequential,
+            )
         )
         return float(sum(outcome["computations"]) / outcome["measured_ns"] * 1e9)
 
@@ -77,13 +102,14 @@ class _Model:
     def shares(self, hosts: int, weights: tuple[int, ...]) -> list[tuple[int, int, int]]:
         """Simulates four clients; returns client, start, end of computations on one host."""
         outcome = _native.simulate_dispatch(
-            [(hosts, 8)],
-            [("op_by_op", 1, 330_000, weight, 0) for weight in weights],
-            list(self._costs.items()),
-            500 * MILLISECOND,
-            1000 * MILLISECOND,
-            False,
-            True,
+            DispatchScenario(
+                [(hosts, 8)],
+                [("op_by_op", 1, 330_000, weight, 0) for weight in weights],
+                list(self._costs.items()),
+                500 * MILLISECOND,
+                1000 * MILLISECOND,
+                trace=True,
+            )
         )
         begin = outcome["spans"][-1][2] - 1000 * MILLISECOND
         return [span for span in outcome["spans"] if span[1] >= begin]

@@ -20,6 +20,7 @@ Source: SiP-ML §4.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -32,7 +33,13 @@ from fairway.analysis.topologies import read_topology
 from fairway.errors import CapacityError
 from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
-from fairway.placement.search import Limits, PlacementStrategy, carry_out, spread
+from fairway.placement.search import (
+    PlacementStrategy,
+    Replication,
+    SearchBounds,
+    evaluate_strategy,
+    search_strategies,
+)
 from fairway.report.plots import draw_lines
 from fairway.studies.reproduce import Figure, Progress, check_figures, write_figure
 
@@ -43,7 +50,7 @@ GIGABITS = tuple(2**power for power in range(7, 14))
 SPREAD_MAX = 64
 """Maximum devices of a copy. Assumed, as longer chains of transfers gain nothing for these
 models."""
-LIMITS = Limits(evaluations=30)
+BOUNDS = SearchBounds(V100.memory_bytes, evaluations=30)
 DELAYS_US = (25, 100, 1_000, 10_000, 30_000)
 """Reconfiguration delays of circuit switches."""
 INTERVALS = 4
@@ -79,14 +86,9 @@ def best(
     """Returns the strategy with the shortest training time; None if none fits in memory."""
     model, graph = _model(name)
     try:
-        return spread(
-            graph,
-            _interconnect(fabric, gbit, gpus),
-            list(model.curve),
-            V100.memory_bytes,
-            spread_max=spread_max,
-            limits=LIMITS,
-        )[0]
+        bounds = dataclasses.replace(BOUNDS, spread_max=spread_max)
+        interconnect = _interconnect(fabric, gbit, gpus)
+        return search_strategies(graph, interconnect, list(model.curve), bounds)[0]
     except CapacityError:
         return None
 
@@ -185,15 +187,8 @@ def figure_delays(progress: Progress) -> Figure:
         interconnect = read_topology(text.format(gpus=GPUS, gbit=GIGABITS[-1])).interconnect
         for name, way in ways.items():
             progress(f"circuits that change in {delay_us} us: {name}")
-            carried = carry_out(
-                _model(name)[1],
-                interconnect,
-                way.batch,
-                way.copies,
-                V100.memory_bytes,
-                limits=LIMITS,
-                width=way.width,
-            )
+            strategy = Replication(way.batch, way.copies, way.width)
+            carried = evaluate_strategy(_model(name)[1], interconnect, strategy, BOUNDS)
             row[name] = way.step_s / carried.seconds
         rows.append(row)
     gains = [[row[name] for name in ways] for row in (rows[0], rows[-1])]

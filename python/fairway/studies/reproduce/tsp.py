@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
+from fairway.execution import ExecutionOptions
 from fairway.report.plots import drawing, save
 from fairway.studies.reproduce import check_figures
 from fairway.studies.reproduce.tsp_rows import SIZES, TICKS_PER_S, Row, gain, rows
@@ -196,7 +197,10 @@ def figure_17(progress: Progress) -> TspFigure:
     place_pipeline(program, 1, 24, BERT_LARGE, 4)
     plan = program.plan()
     progress("Figure 17: runs")
-    ends = {plan.carry_out([], noise=(seed, 1e-3, 1))["end_ticks"] for seed in range(20)}
+    ends = {
+        plan.simulate([], ExecutionOptions(noise=(seed, 1e-3, 1)))["end_ticks"]
+        for seed in range(20)
+    }
     chips_us = plan.end_ticks / TICKS_PER_S * 1e6
     # Assumed: host overhead, log-normal around 20 us; the paper's spread is of PCIe alone.
     host = np.random.default_rng(17).lognormal(math.log(20), 0.4, 24_240)
@@ -344,7 +348,9 @@ def figure_variance(progress: Progress) -> TspFigure:
         [(source, (source + apart) % 72, size, [], 0, 0, False) for source, apart in pairs]
     )
     ends = {
-        plan.carry_out([], noise=(seed, 1e-3, 1), threads=1 + seed % 2)["end_ticks"]
+        plan.simulate([], ExecutionOptions(noise=(seed, 1e-3, 1), threads=1 + seed % 2))[
+            "end_ticks"
+        ]
         for seed in range(runs)
     }
     values = np.sort(np.array(plan.ends_ticks)) / TICKS_PER_S * 1e6

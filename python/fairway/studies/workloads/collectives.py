@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,34 +11,25 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
+from fairway.execution import ExecutionOptions
 from fairway.studies.workloads.chip import VECTOR_BYTES
 
-__all__ = ["all_reduce", "bus_bandwidth", "carry_out", "memory_bytes", "try_out"]
+__all__ = ["all_reduce", "bus_bandwidth", "memory_bytes", "simulate_collective", "try_out"]
 
-Progress = Callable[[float], object]
-Noise = tuple[int, float, int]
+DEFAULTS = ExecutionOptions()
 Shards = list[dict[int, bytes]]
 """For each chip, the data of each shard that it has."""
 
 
-def carry_out(
-    plan: _native.Plan,
-    shards: Shards,
-    sums: str = "float32",
-    *,
-    noise: Noise | None = None,
-    threads: int = 0,
-    progress: Progress | None = None,
+def simulate_collective(
+    plan: _native.Plan, shards: Shards, options: ExecutionOptions = DEFAULTS
 ) -> tuple[Shards, dict[str, Any]]:
     """Executes a collective; returns each chip's data of all shards, and statistics.
 
     Args:
         plan: of a collective.
         shards: initial data of chips; each as long as the plan's shards.
-        sums: type of reductions: ``float32``, ``float16`` or ``int32``.
-        noise: errors on links: seed, probability, wrong bits.
-        threads: number of threads; 0 is one per core.
-        progress: called with the fraction that is done.
+        options: how it is executed.
 
     Raises:
         RouteError: the plan is no collective, or of other chips or sizes.
@@ -56,7 +48,7 @@ def carry_out(
                 at = (start + here[of]) * VECTOR_BYTES
                 memory[at : at + length] = data
         memories.append(bytes(memory))
-    outcome = plan.carry_out(memories, sums=sums, noise=noise, threads=threads, progress=progress)
+    outcome = plan.simulate(memories, options)
     found: Shards = []
     for here, memory in zip(places, outcome.pop("memories"), strict=True):
         ends = {}
@@ -67,7 +59,8 @@ def carry_out(
             ]
             total = parts[0]
             for part in parts[1:]:
-                total = (np.frombuffer(total, sums) + np.frombuffer(part, sums)).tobytes()
+                added = np.frombuffer(total, options.sums) + np.frombuffer(part, options.sums)
+                total = added.tobytes()
             ends[of] = total
         found.append(ends)
     return found, outcome
@@ -91,14 +84,16 @@ def _layout(plan: _native.Plan) -> tuple[int, int, list[int], list[int]]:
 
 
 def all_reduce(
-    plan: _native.Plan, arrays: Sequence[NDArray[Any]], **options: Any
+    plan: _native.Plan,
+    arrays: Sequence[NDArray[Any]],
+    options: ExecutionOptions = DEFAULTS,
 ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
     """Sums arrays, one of each chip; returns every chip's result, and statistics.
 
     Args:
         plan: of an ``all-reduce`` of at least as many bytes as an array has.
         arrays: float32, float16 or int32, all of one shape.
-        options: as for :func:`carry_out`.
+        options: how it is executed; ``sums`` follows from the arrays.
 
     Raises:
         RouteError: the plan is no collective, or too small.
@@ -109,12 +104,15 @@ def all_reduce(
         raise RouteError(f"the plan is of {count * length} bytes; arrays have {first.nbytes}")
     padded = [array.tobytes().ljust(count * length, b"\0") for array in arrays]
     cut = [{of: one[of * length : (of + 1) * length] for of in range(count)} for one in padded]
-    found, outcome = carry_out(plan, cut, str(first.dtype), **options)
+    options = dataclasses.replace(options, sums=str(first.dtype))
+    found, outcome = simulate_collective(plan, cut, options)
     whole = [np.frombuffer(b"".join(one.values()), first.dtype) for one in found]
     return [one[: first.size].reshape(first.shape) for one in whole], outcome
 
 
-def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dict[str, Any]:
+def try_out(
+    kind: str, plan: _native.Plan, seed: int = 0, options: ExecutionOptions = DEFAULTS
+) -> dict[str, Any]:
     """Executes a collective on random numbers and checks the result of every chip.
 
     Returns:
@@ -136,7 +134,8 @@ def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dic
         {of: numbers[chip, of].tobytes() for of in range(count) if has(chip, of)}
         for chip in range(chips)
     ]
-    found, outcome = carry_out(plan, shards, "int32", **options)
+    options = dataclasses.replace(options, sums="int32")
+    found, outcome = simulate_collective(plan, shards, options)
     sums = numbers.sum(0, dtype=np.int32)
 
     def expected(chip: int, of: int) -> Any:

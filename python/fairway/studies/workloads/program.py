@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
+from fairway.execution import ExecutionOptions
 from fairway.studies.workloads.chip import TICKS_PER_CYCLE, VECTOR_BYTES
 
 __all__ = ["ChipProgram", "ChipRun", "Tensor"]
@@ -164,7 +165,6 @@ class ChipProgram:
         shape: Sequence[int],
         cycles: int,
         dtype: Any = np.float32,
-        after: Sequence[Tensor] = (),
     ) -> Tensor:
         """Applies a function to tensors of one chip.
 
@@ -175,7 +175,6 @@ class ChipProgram:
             shape: of the result.
             cycles: duration on the chip.
             dtype: of the result.
-            after: additional dependencies.
 
         Raises:
             RouteError: an input is on another chip, or there are too many cycles.
@@ -185,7 +184,7 @@ class ChipProgram:
                 raise RouteError(f"chip {chip} cannot compute with what chip {tensor.chip} has")
         if not 0 <= cycles <= CYCLES_MAX:
             raise RouteError(f"a computation of {cycles} cycles; expected at most {CYCLES_MAX}")
-        waits = sorted({task for tensor in (*inputs, *after) for task in tensor.tasks})
+        waits = sorted({task for tensor in inputs for task in tensor.tasks})
         number = len(self._tasks)
         self._tasks.append((chip, cycles * TICKS_PER_CYCLE, waits))
         result = dataclasses.replace(
@@ -247,15 +246,8 @@ class ChipProgram:
             number: [(tensor.address, tensor.nbytes) for tensor in inputs]
             for number, (_, inputs, _) in self._functions.items()
         }
-        outcome = plan.carry_out(
-            [bytes(memory) for memory in memories],
-            self._call,
-            reads,
-            str(self._sums),
-            noise=noise,
-            threads=threads,
-            progress=progress,
-        )
+        options = ExecutionOptions(self._call, reads, str(self._sums), noise, threads, progress)
+        outcome = plan.simulate([bytes(memory) for memory in memories], options)
         return ChipRun(plan, outcome, outcome.pop("memories"))
 
     def _call(self, task: int, found: list[bytes]) -> list[tuple[int, bytes]]:
