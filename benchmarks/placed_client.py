@@ -79,8 +79,10 @@ class Runner:
         self._placed = fairway.place(
             model,
             list(islands.values()),
-            fairway.Training(tokens[:, :-1], tokens[:, 1:], lm.mean_loss, lm.build_optimizer()),
             fairway.StrategyOptions(variables=[{"params": own} for own in parameters]),
+            training=fairway.Training(
+                tokens[:, :-1], tokens[:, 1:], lm.mean_loss, lm.build_optimizer()
+            ),
         )
         return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]
 

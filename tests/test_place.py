@@ -75,7 +75,7 @@ modules, variables = linen_blocks()
 def place(islands=islands, **options):
     training = fairway.Training(words, targets, loss, optimizer())
     options = fairway.StrategyOptions(variables=variables, microbatches=(1, 2), **options)
-    return fairway.place(modules, islands, training, options)
+    return fairway.place(modules, islands, options, training=training)
 
 wanted, _ = train_whole(whole, [own["params"] for own in variables])
 placed = place()

@@ -10,21 +10,26 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exact import exact_ns, random_graph
 from typer.testing import CliRunner
 
+import fairway
 from fairway import _native
 from fairway.analysis.topologies import read_topology
 from fairway.cli import app
-from fairway.errors import CapacityError, FairwayError, PlacementError, TopologyError
+from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementError, TopologyError
 from fairway.formats.flexflow import read_flexflow
+from fairway.parallel.placing import TrainingStrategy
 from fairway.placement import NAMES
 from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
+from fairway.placement.placing import SearchedPlacement
 from fairway.placement.programs import of_program
+from fairway.placement.ranking import rank
 from fairway.placement.search import (
     Replication,
     SearchBounds,
@@ -360,3 +365,50 @@ def test_copies_alone_are_not_best_where_there_is_little_to_compute() -> None:
     assert hybrid is not None
     assert copies is not None
     assert 1.1 < copies.total_s / hybrid.total_s < 3
+
+
+def test_one_function_places_models_for_scripts_and_the_command_line(tmp_path: Path) -> None:
+    runner = CliRunner()
+    for what, fabric in (("transformer", "sip-ring:8"), ("gpt:layers=4", "elect-cluster:8")):
+        request = fairway.PlacementRequest(batch=64, evaluations=10)
+        placed = fairway.place(what, fabric, request)
+        given = ["--fabric", fabric, "--batch", "64", "--evaluations", "10", "--json"]
+        told = runner.invoke(app, ["place", what, *given], catch_exceptions=False)
+        assert json.loads(told.stdout) == [dataclasses.asdict(one) for one in placed.strategies]
+        assert f"{len(placed.strategies)} strategies" in str(placed)
+
+
+def test_what_is_placed_takes_as_long_when_it_is_simulated(tmp_path: Path) -> None:
+    """A step that was written is read as the same graph, on the same devices, of the same time."""
+    placed = fairway.place("resnet50", "elect-cluster:8", fairway.PlacementRequest(batch=64))
+    assert isinstance(placed, SearchedPlacement)
+    placed.write_step(tmp_path)
+    simulated = simulate_step("elect-cluster:8", str(tmp_path))
+    assert simulated.figures["takes"] == pytest.approx(placed.strategies[0].step_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("resnet50", [["cpu"]]), "on a fabric such as 'elect-cluster:64'"),
+        ((["block"], "elect-cluster:8"), "on the devices of islands"),
+        ((["block"], [["cpu"]]), "training=fairway.Training"),
+    ],
+)
+def test_what_cannot_be_placed_is_explained(given: tuple[Any, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fairway.place(*given)
+
+
+def test_strategies_are_ranked_and_what_does_not_fit_is_left_out() -> None:
+    def evaluate(size: int) -> TrainingStrategy:
+        if size == 0:
+            raise PlacementError("it cannot be cut")
+        return TrainingStrategy("replicas", 1, 1, "", 1 / size, size)
+
+    assert [one.memory_bytes for one in rank([0, 1, 3, 2], evaluate, 2)] == [2, 1]
+    assert [one.memory_bytes for one in rank([0, 1, 3], evaluate)] == [3, 1]
+    with pytest.raises(CapacityError, match="needs 3 bytes at least; it has 2"):
+        rank([0, 5, 3], evaluate, 2)
+    with pytest.raises(CapacityError, match="it cannot be cut"):
+        rank([0], evaluate, 2)

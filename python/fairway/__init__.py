@@ -9,7 +9,7 @@ from fairway.mpmd import install_names
 if TYPE_CHECKING:
     from fairway.exchanges import Exchange, all_gather, all_reduce, reduce_scatter
     from fairway.feeding import inputs
-    from fairway.parallel.placing import StrategyOptions, Training, place
+    from fairway.placing import PlacementRequest, StrategyOptions, Training, place
     from fairway.shards import Shard
     from fairway.slices import slice
     from fairway.tracing import program
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Exchange",
     "FairwayError",
+    "PlacementRequest",
     "Shard",
     "StrategyOptions",
     "Training",
@@ -37,13 +38,14 @@ install_names()
 
 _LATER = {
     "Exchange": "fairway.exchanges",
+    "PlacementRequest": "fairway.placing",
     "Shard": "fairway.shards",
-    "StrategyOptions": "fairway.parallel.placing",
-    "Training": "fairway.parallel.placing",
+    "StrategyOptions": "fairway.placing",
+    "Training": "fairway.placing",
     "all_gather": "fairway.exchanges",
     "all_reduce": "fairway.exchanges",
     "inputs": "fairway.feeding",
-    "place": "fairway.parallel.placing",
+    "place": "fairway.placing",
     "program": "fairway.tracing",
     "reduce_scatter": "fairway.exchanges",
     "slice": "fairway.slices",

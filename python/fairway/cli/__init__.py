@@ -42,7 +42,7 @@ from fairway.cli.islands import (
 )
 from fairway.cli.jobs import share_fabric
 from fairway.cli.options import Json, grouped
-from fairway.cli.placing import place_model
+from fairway.cli.placing import place_on_fabric
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.predicting import predict_step, record_step
 from fairway.cli.reproducing import reproduce
@@ -84,7 +84,7 @@ islands_app = typer.Typer(
 )
 app.add_typer(islands_app, name="islands")
 app.add_typer(dev_app, name="dev")
-app.command("place")(place_model)
+app.command("place")(place_on_fabric)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
 app.command("explain")(explain_step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -21,16 +20,9 @@ from fairway.placement import PATIENCE
 from fairway.settings import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from fairway._native import Interconnect
-    from fairway.placement.graphs import OpGraph
-    from fairway.placement.search import PlacementStrategy, SearchBounds
+    from fairway.placement.placing import ModelPlacement, PlacementRequest
 
-__all__ = ["place_model"]
-
-BATCHES = tuple(2**n for n in range(11))
-"""Samples per copy of the model for which models are described."""
-SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
-"""Default sizes of a transformer."""
+__all__ = ["place_on_fabric"]
 
 
 @dataclass(frozen=True)
@@ -60,22 +52,9 @@ class ModelOptions:
         ),
     ] = None
 
-    def batches(self, known: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns batches and steps: those given, or else those ``known`` of the model.
-
-        Raises:
-            ConfigError: both a curve and a batch are given.
-            PlacementError: the curve cannot be read.
-        """
-        if self.curve is not None and self.batch is not None:
-            raise ConfigError("both --curve and --batch were given; expected one of them")
-        if self.curve is not None:
-            return _read_curve(self.curve)
-        return known if self.batch is None else [(self.batch, 1)]
-
 
 @dataclass(frozen=True)
-class PlacementOptions:
+class SearchOptions:
     """Memory of the devices, and bounds of the search."""
 
     memory: Annotated[
@@ -107,7 +86,7 @@ class TableOptions:
 
 
 @grouped
-def place_model(
+def place_on_fabric(
     what: Annotated[
         str,
         typer.Argument(
@@ -134,163 +113,53 @@ def place_model(
             help="Folder for the best configuration's step as Chakra traces, one for each rank."
         ),
     ] = None,
-    options: PlacementOptions,
+    options: SearchOptions,
     table: TableOptions,
 ) -> None:
     """Place a model on a fabric, and predict how long training takes, by simulation."""
-    if what.partition(":")[0] == "gpt":
-        given = {"curve": model.curve, "profile": model.profile, "device": model.device}
-        for name, value in {**given, "chakra": chakra, "memory": options.memory}.items():
-            if value is not None:
-                raise ConfigError(f"--{name} does not apply to {what}; leave it out")
-        _place_cuts(what, fabric, model.batch or 512, table)
-        return
-    search = _search(what, fabric, model, options)
+    from fairway.placement.placing import CutPlacement, is_closed_form, place_model
+
+    request = _request(model, options)
+    if chakra is not None and is_closed_form(what):
+        raise ConfigError(f"--chakra does not apply to {what}; leave it out")
     check_folder(chakra)
-    stopped: list[str] = []
     with working(f"placing {what} on {fabric}") as work:
-        ways = run_aside(lambda: search.strategies(work.update, stopped.append))
+        placed = run_aside(lambda: place_model(what, fabric, request, progress=work.update))
+    if isinstance(placed, CutPlacement):
+        bound = f"{placed.batch} samples a step; lower bound {_duration(placed.least_s)}"
+        _show(placed, table, lambda shown: _table_of_cuts(f"{what} on {fabric}, {bound}", shown))
+        return
     if chakra is not None:
-        run_aside(lambda: search.write_step(ways[0], chakra))
-    _show(ways, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
-    for reason in stopped:
-        note(reason)
+        run_aside(lambda: placed.write_step(chakra))
+    _show(placed, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
+    if placed.note:
+        note(placed.note)
     if chakra is not None:
-        note(f"wrote traces of {search.interconnect.devices} ranks to {chakra}")
+        note(f"wrote traces of {placed.interconnect.devices} ranks to {chakra}")
 
 
-@dataclass(frozen=True)
-class _Search:
-    """A model, the devices that it is placed on, and the bounds of the search."""
+def _request(model: ModelOptions, options: SearchOptions) -> PlacementRequest:
+    from fairway.placement.placing import PlacementRequest
 
-    graph: OpGraph
-    interconnect: Interconnect
-    curve: list[tuple[int, int]]
-    bounds: SearchBounds
-
-    def strategies(
-        self, progress: Callable[[int, int], object], stopped: Callable[[str], object]
-    ) -> list[PlacementStrategy]:
-        """Returns all configurations that fit in memory, the fastest first."""
-        from fairway.placement.search import search_strategies
-
-        return search_strategies(
-            self.graph,
-            self.interconnect,
-            self.curve,
-            self.bounds,
-            progress=progress,
-            stopped=stopped,
-        )
-
-    def write_step(self, best: PlacementStrategy, folder: Path) -> None:
-        """Writes the step of a configuration as Chakra traces."""
-        from fairway.placement.chakra import write_step
-        from fairway.placement.search import Replication, evaluate_strategy
-
-        strategy = Replication(best.batch, best.copies, best.width)
-        step = evaluate_strategy(self.graph, self.interconnect, strategy, self.bounds, whole=True)
-        assert step.graph is not None
-        write_step(folder, step.graph)
-
-
-def _search(what: str, fabric: str, model: ModelOptions, options: PlacementOptions) -> _Search:
-    from fairway.analysis.topologies import read_topology
-    from fairway.placement.models import V100
-    from fairway.placement.search import SearchBounds
-
-    interconnect = read_topology(fabric).interconnect
-    device = _device(model.device)
-    graph, known = _read(what, model.profile, model.samples, device)
-    curve = model.batches(known)
-    memory_bytes = (device or V100).memory_bytes
-    if options.memory is not None:
-        memory_bytes = parse_size("the memory", options.memory)
-    quantum_ns = parse_duration("the quantum", options.quantum)
-    bounds = SearchBounds(
-        memory_bytes, quantum_ns, options.evaluations, options.seed, options.spread_max
+    return PlacementRequest(
+        None if model.curve is None else _read_curve(model.curve),
+        model.batch,
+        model.profile,
+        model.samples,
+        model.device,
+        None if options.memory is None else parse_size("the memory", options.memory),
+        parse_duration("the quantum", options.quantum),
+        options.evaluations,
+        options.seed,
+        options.spread_max,
     )
-    return _Search(graph, interconnect, curve, bounds)
 
 
-def _device(name: str | None) -> Any:
-    from fairway.placement.models import DEVICES
-
-    if name is not None and name not in DEVICES:
-        raise ConfigError(f"there is no device {name!r}; there are {', '.join(DEVICES)}")
-    return None if name is None else DEVICES[name]
-
-
-def _read(
-    what: str, profile: Path | None, samples: int, device: Any
-) -> tuple[Any, list[tuple[int, int]]]:
-    from fairway import capture
-    from fairway.formats.flexflow import read_flexflow
-    from fairway.placement.graphs import of_flexflow
-    from fairway.placement.models import MODELS, V100, Model, transformer
-    from fairway.placement.programs import of_program
-    from fairway.placement.pytorch import check_trace, of_pytorch
-
-    if Path(what).suffix == ".fw":
-        return of_program(capture.read(Path(what)), device), [(1, 1)]
-    if Path(what).suffix == ".fbuf":
-        return of_flexflow(read_flexflow(what)), [(1, 1)]
-    if Path(what).suffix in (".json", ".gz"):
-        if profile is None:
-            check_trace(what)
-            raise ConfigError(
-                f"durations of the operators of {what} are missing; expected --profile"
-            )
-        return of_pytorch(what, profile, samples), [(samples, 1)]
-    name, colon, given = what.partition(":")
-    if name == "transformer" and colon:
-        model = Model(transformer(**_sizes(given, SIZES)), [(256, 1)])
-    elif what in MODELS:
-        model = MODELS[what]()
-    else:
-        close = difflib.get_close_matches(what, MODELS, n=1)
-        hint = f"did you mean {close[0]}? There" if close else "there"
-        raise PlacementError(
-            f"there is no model {what!r}; {hint} are {', '.join(MODELS)}, transformer:layers=..., "
-            "gpt:layers=..., files of FlexFlow (.fbuf), captured programs (.fw) and execution "
-            "traces of PyTorch (.json)"
-        )
-    return model.graph(device or V100, BATCHES), list(model.curve)
-
-
-def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
-    """Reads the sizes of a transformer; missing ones take the values of ``usual``."""
-    sizes = dict(usual)
-    for one in filter(None, given.split(",")):
-        key, _, value = one.partition("=")
-        if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
-            raise PlacementError(
-                f"cannot read {one!r} as a size of a transformer; expected NAME=NUMBER with one of "
-                f"{', '.join(sizes)}"
-            )
-        sizes[key] = int(value)
-    return sizes
-
-
-def _place_cuts(what: str, fabric: str, batch: int, table: TableOptions) -> None:
-    from fairway._native import Links
-    from fairway.analysis.topologies import read_topology
-    from fairway.placement.cuts import best_cuts, least_s
-    from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
-
-    joined = read_topology(fabric).interconnect
-    usual = {**SIZES, "experts": 1, "active": 1}
-    model = Transformer(**_sizes(what.partition(":")[2], usual))
-    machine = Machine(Links(joined, {}), A100, A100_REACHES)
-    with working(f"cutting {what} for {fabric}"):
-        ways = run_aside(lambda: best_cuts(model, machine, joined.devices, batch))
-    least = least_s(model, machine, joined.devices, batch)
-    title = f"{what} on {fabric}, {batch} samples a step; lower bound {_duration(least)}"
-    _show(ways, table, lambda shown: _table_of_cuts(title, shown))
-
-
-def _show(ways: list[Any], options: TableOptions, table: Callable[[list[Any]], Table]) -> None:
+def _show(
+    placed: ModelPlacement, options: TableOptions, table: Callable[[Sequence[Any]], Table]
+) -> None:
     """Prints all configurations as JSON, or the first of them as a table."""
+    ways = placed.strategies
     if options.as_json:
         print(json.dumps([asdict(way) for way in ways]))
         return
@@ -311,7 +180,7 @@ CUT_MEANINGS = (
 )
 
 
-def _table_of_cuts(title: str, ways: list[Any]) -> Table:
+def _table_of_cuts(title: str, ways: Sequence[Any]) -> Table:
     table = _narrow_table(title, CUT_COLUMNS, CUT_MEANINGS)
     for way in ways:
         cut, step = way.parallelism, way.step
@@ -363,7 +232,7 @@ MEANINGS = (
 )
 
 
-def _table(title: str, ways: list[Any]) -> Table:
+def _table(title: str, ways: Sequence[Any]) -> Table:
     table = _narrow_table(title, COLUMNS, MEANINGS)
     for way in ways:
         table.add_row(

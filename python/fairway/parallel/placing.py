@@ -13,6 +13,7 @@ the system's). Differs from SiP-ML: communication within an island is part of th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import jax
 
 from fairway._native import StepGraph
-from fairway.errors import CapacityError, ConfigError
+from fairway.errors import ConfigError
 from fairway.parallel.blocks import Block, read_blocks
 from fairway.parallel.joined import ConfiguredNetwork, Joined, MeasuredNetwork
 from fairway.parallel.joined import Kind as Collective
@@ -30,6 +31,7 @@ from fairway.parallel.replicas import AHEAD, Replicas
 from fairway.parallel.schedules import PassKind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
+from fairway.placement.ranking import rank
 from fairway.placement.search import simulate_graph
 
 __all__ = [
@@ -39,7 +41,7 @@ __all__ = [
     "TrainingStrategy",
     "copied",
     "piped",
-    "place",
+    "place_blocks",
 ]
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -102,7 +104,7 @@ DEFAULTS = StrategyOptions()
 
 
 class Placed:
-    """A model with all strategies that fit in memory; see :func:`place`.
+    """A model with all strategies that fit in memory; see :func:`place_blocks`.
 
     Attributes:
         ways: strategies with predicted times, the fastest first.
@@ -151,7 +153,7 @@ class Placed:
         return kind(functions, islands, self._training.loss, self._training.optimizer), parameters
 
 
-def place(
+def place_blocks(
     model: Any,
     islands: Sequence[Sequence[jax.Device]],
     training: Training,
@@ -174,14 +176,14 @@ def place(
 
     Example:
         >>> training = fairway.Training(tokens, targets, loss, optax.adam(1e-3))
-        >>> placed = fairway.place(layers, islands, training)
+        >>> placed = place_blocks(layers, islands, training)
         >>> trainer, parameters = placed.trainer()
         >>> state = trainer.init(parameters)
     """
     groups = [list(devices) for devices in islands]
     if not groups or len({len(devices) for devices in groups}) > 1:
         raise ConfigError(f"islands have {[len(one) for one in groups]} devices; expected one size")
-    variables, memory_bytes = options.variables, options.memory_bytes
+    variables = options.variables
     blocks, _ = read_blocks(model, variables)
     measured = MeasuredBlocks(blocks, training, groups, progress)
 
@@ -201,19 +203,15 @@ def place(
         if options.network is None
         else ConfiguredNetwork(len(groups), options.network, options.latency)
     )
-    ways = []
+    candidates: list[Callable[[], TrainingStrategy]] = []
     for count in copies:
-        ways.append(copied(measured, "replicas", count, joined))
+        candidates.append(functools.partial(copied, measured, "replicas", count, joined))
         if count > 1:
-            ways.append(copied(measured, "sharded", count, joined))
+            candidates.append(functools.partial(copied, measured, "sharded", count, joined))
     for count in cuts:
         names = SCHEDULES[:1] if count == 1 else SCHEDULES
-        ways += [piped(measured, count, name, joined) for name in names]
-    fits = [way for way in ways if memory_bytes is None or way.memory_bytes <= memory_bytes]
-    if not fits:
-        least = min(way.memory_bytes for way in ways)
-        raise CapacityError(f"a device needs {least} bytes at least; it has {memory_bytes}")
-    fits.sort(key=lambda way: way.step_s)
+        candidates += [functools.partial(piped, measured, count, name, joined) for name in names]
+    fits = rank(candidates, lambda predict: predict(), options.memory_bytes)
     costs = [cost.forward_s + cost.backward_s for cost in measured.blocks(measured.rows)]
 
     def stages(chosen: Sequence[Sequence[jax.Device]]) -> Split:

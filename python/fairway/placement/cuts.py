@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from fairway.errors import CapacityError, PlacementError
+from fairway.errors import PlacementError
+from fairway.placement.ranking import rank
 from fairway.placement.transformers import (
     Machine,
     Parallelism,
@@ -32,6 +33,16 @@ class Cut:
     parallelism: Parallelism
     step: TransformerStep
 
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step."""
+        return self.step.total_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of each device."""
+        return self.step.memory_bytes
+
 
 def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) -> list[Cut]:
     """Returns all strategies that fit in memory, the fastest first.
@@ -46,21 +57,13 @@ def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) ->
         CapacityError: none fits; says why the last did not.
         PlacementError: no strategy divides devices and batch.
     """
-    found = []
-    reason = None
-    for cut in _cuts(model, devices, batch):
-        try:
-            found.append(Cut(cut, step_time(model, machine, cut)))
-        except PlacementError as error:
-            reason = error
-    if found:
-        return sorted(found, key=lambda one: one.step.total_s)
-    if reason is None:
+    candidates = list(_cuts(model, devices, batch))
+    if not candidates:
         raise PlacementError(
             f"{devices} devices and batches of {batch} have no common parts with {model.layers} "
             f"layers of {model.heads} heads"
         )
-    raise CapacityError(str(reason))
+    return rank(candidates, lambda cut: Cut(cut, step_time(model, machine, cut)))
 
 
 def _cuts(model: Transformer, devices: int, batch: int) -> Iterator[Parallelism]:
