@@ -72,6 +72,9 @@ def test_what_cannot_be_is_explained(up: Up):
         + """
 say("large", why=refusal(shape=(3, 3)))
 say("empty", why=refusal(shape=(0,)))
+say("less", why=refusal(shape=(2, -1)))
+say("below", why=refusal(shape=(1,), island=-1))
+say("owed", why=refusal(shape=(1,), memory=-5))
 say("nowhere", why=refusal(shape=(2,), island=7))
 many = [fairway.slice((4,)) for _ in range(16)]
 say("many", why=refusal(shape=(4,)))
@@ -82,11 +85,14 @@ say("twice", why=fails(lambda: jax.device_put(np.ones(2), at_twice).block_until_
 """,
     )
     why = {word: said(ended.stdout, word)["why"] for word in
-           ("large", "empty", "nowhere", "many", "twice")}  # fmt: skip
+           ("large", "empty", "less", "below", "owed", "nowhere", "many", "twice")}  # fmt: skip
     assert (
         "needs 9 neighbouring devices on one island; island 0 has 4, island 1 has 4" in why["large"]
     )
     assert "has no devices" in why["empty"]
+    assert "a slice of shape [2, -1] has no devices" in why["less"]
+    assert why["below"] == "there is no island -1"
+    assert "cannot reserve -5 bytes" in why["owed"]
     assert "on island 7" in why["nowhere"]
     assert "64 virtual devices, and 64 are in use" in why["many"]
     assert "are one physical device" in why["twice"]

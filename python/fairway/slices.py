@@ -14,7 +14,14 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from fairway.cluster.admin import AllocateSlice, ReleaseSlice, allocate_slice, release_slice
+from fairway.cluster.admin import (
+    BYTES_MAX,
+    NUMBER_MAX,
+    AllocateSlice,
+    ReleaseSlice,
+    allocate_slice,
+    release_slice,
+)
 from fairway.errors import NotRunningError, SliceError
 from fairway.settings import parse_size
 
@@ -88,6 +95,12 @@ def slice(
     directory = Path(str(first.controller_directory))
     extents = [int(extent) for extent in shape]
     bytes_each = parse_size("memory", memory) if isinstance(memory, str) else memory
+    if not all(1 <= extent <= NUMBER_MAX for extent in extents):
+        raise SliceError(f"a slice of shape {extents} has no devices, or too many")
+    if island is not None and not 0 <= island <= NUMBER_MAX:
+        raise SliceError(f"there is no island {island}")
+    if bytes_each is not None and not 0 <= bytes_each <= BYTES_MAX:
+        raise SliceError(f"a slice cannot reserve {bytes_each} bytes on each device")
     with _answered():
         answer = allocate_slice(directory, AllocateSlice(client, extents, island, bytes_each))
     every: Any = first.client

@@ -16,6 +16,8 @@ import msgspec
 from fairway.errors import FairwayError, IslandError, NotRunningError, SliceError
 
 __all__ = [
+    "BYTES_MAX",
+    "NUMBER_MAX",
     "AddIsland",
     "AdminAnswer",
     "AdminRequest",
@@ -43,8 +45,10 @@ ISLAND_WAIT_S_MAX = 130.0
 """Longer than an island may take to start."""
 RETRY_S = 0.005
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-Extent = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+NUMBER_MAX = (1 << 31) - 1
+BYTES_MAX = (1 << 63) - 1
+Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Extent = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
 class GetOverview(msgspec.Struct, frozen=True, tag="overview"):
@@ -64,7 +68,7 @@ class AllocateSlice(msgspec.Struct, frozen=True, tag="allocate_slice"):
     client: Number
     shape: list[Number]
     island: Number | None = None
-    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)] | None = None
 
 
 class ReleaseSlice(msgspec.Struct, frozen=True, tag="release_slice"):
