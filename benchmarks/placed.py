@@ -28,9 +28,9 @@ SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 MODEL = {"blocks": 6, "width": 128, "sequence": 16, "rows": 64, "row_s": 4e-3, "seed": 1}
 
 
-def tau(told: list[float], measured: list[float]) -> float:
+def tau(predicted: list[float], measured: list[float]) -> float:
     """Returns Kendall's tau: concordant less discordant pairs, as a fraction of all."""
-    pairs = list(itertools.combinations(zip(told, measured, strict=True), 2))
+    pairs = list(itertools.combinations(zip(predicted, measured, strict=True), 2))
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in pairs]
     return (sum(sign > 0 for sign in signs) - sum(sign < 0 for sign in signs)) / len(signs)
 
@@ -62,25 +62,30 @@ def main() -> None:
 
 def compare(worker: Worker, mbit: int, rounds: int, steps: int) -> list[dict[str, object]]:
     """Measures all strategies on a network of this rate."""
-    ways = worker.ask(do="place", **MODEL)
+    strategies = worker.ask(do="place", **MODEL)
     rows = []
-    for number, way in enumerate(ways):
-        loss = worker.ask(do="start", way=number)
+    for number, strategy in enumerate(strategies):
+        loss = worker.ask(do="start", strategy=number)
         took = [worker.ask(do="run", steps=steps) for _ in range(rounds)]
-        rows.append({**way, "loss": loss, "measured_s": took})
-        print(f"{way['name']}: told {way['step_s']:.3f} s, measured {took}", flush=True)
+        rows.append({**strategy, "loss": loss, "measured_s": took})
+        print(
+            f"{strategy['name']}: predicted {strategy['step_s']:.3f} s, measured {took}", flush=True
+        )
     measured = [statistics.median(row["measured_s"]) for row in rows]
-    told = [row["step_s"] for row in rows]
-    table = Table("way", "told", "measured", "error", title=f"{mbit} Mbit/s, seconds of a step")
+    predicted = [row["step_s"] for row in rows]
+    table = Table(
+        "strategy", "predicted", "measured", "error", title=f"{mbit} Mbit/s, seconds of a step"
+    )
     for row, middle in zip(rows, measured, strict=True):
         spread = f"{middle:.3f} [{min(row['measured_s']):.3f}..{max(row['measured_s']):.3f}]"
         error = f"{100 * (row['step_s'] / middle - 1):+.1f} %"
         table.add_row(row["name"], f"{row['step_s']:.3f}", spread, error)
     console = Console(width=100)
     console.print(table)
+    best = measured[0] / min(measured)
     console.print(
-        f"the way that is told to be best takes {measured[0] / min(measured):.3f} of the best that "
-        f"was measured (goal 1.03); Kendall's tau is {tau(told, measured):.2f} (goal 0.8)"
+        f"the strategy that is predicted to be best takes {best:.3f} of the best that was measured "
+        f"(goal 1.03); Kendall's tau is {tau(predicted, measured):.2f} (goal 0.8)"
     )
     return rows
 

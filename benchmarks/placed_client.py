@@ -84,11 +84,14 @@ class Runner:
                 tokens[:, :-1], tokens[:, 1:], lm.mean_loss, lm.build_optimizer()
             ),
         )
-        return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]
+        return [
+            {**dataclasses.asdict(strategy), "name": str(strategy)}
+            for strategy in self._placed.strategies
+        ]
 
-    def start(self, way: int) -> float:
+    def start(self, strategy: int) -> float:
         """Starts a strategy, and trains two steps; returns the loss of the first."""
-        chosen: TrainingStrategy = self._placed.ways[way]
+        chosen: TrainingStrategy = self._placed.strategies[strategy]
         made: Any
         made, parameters = self._placed.trainer(chosen)
         self._trainer = made

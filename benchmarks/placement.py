@@ -115,12 +115,12 @@ def beside_rules(console: Console) -> list[dict[str, Any]]:
         for name in FABRICS:
             joined = read_topology(f"{name}:{GPUS}").interconnect
             bounds = SearchBounds(V100.memory_bytes, evaluations=30, spread_max=64)
-            ways = search_strategies(graph, joined, [(batch, 1)], bounds)
+            strategies = search_strategies(graph, joined, [(batch, 1)], bounds)
             times = [
                 _step(graph, joined, batch, GPUS, 1),
                 _step(graph, joined, batch, 1, GPUS),
                 _megatron(graph, joined, batch),
-                ways[0].step_s,
+                strategies[0].step_s,
             ]
             rows.append({"model": model, "fabric": name, **dict(zip(names, times, strict=True))})
             shown = ("does not fit" if math.isinf(time) else f"{1e3 * time:.2f}" for time in times)

@@ -82,18 +82,18 @@ placed = place()
 shown = repr(placed)
 said = place(network="1Gbit/s")
 off = {}
-kinds = {way.kind: way for way in placed.ways}
-for way in placed.ways if every else kinds.values():
-    trainer, parameters = placed.trainer(way)
+kinds = {strategy.kind: strategy for strategy in placed.strategies}
+for strategy in placed.strategies if every else kinds.values():
+    trainer, parameters = placed.trainer(strategy)
     state, losses = trainer.init(parameters), []
     for _ in range(3):
         state, value = trainer.step(state, words, targets)
         losses.append(float(value))
-    off[str(way)] = float(np.max(np.abs(np.array(losses) / np.array(wanted[:3]) - 1)))
-say("done", off=off, shown=shown, ranked=[str(way) for way in placed.ways],
-    step_s=[way.step_s for way in placed.ways],
-    kinds=[way.kind for way in placed.ways],
-    said=[way.step_s for way in said.ways],
+    off[str(strategy)] = float(np.max(np.abs(np.array(losses) / np.array(wanted[:3]) - 1)))
+say("done", off=off, shown=shown, ranked=[str(strategy) for strategy in placed.strategies],
+    step_s=[strategy.step_s for strategy in placed.strategies],
+    kinds=[strategy.kind for strategy in placed.strategies],
+    said=[strategy.step_s for strategy in said.strategies],
     full=fails(lambda: place(memory_bytes=1)),
     uneven=fails(lambda: place([islands[0], islands[1][:1]])),
     none=fails(lambda: place([])))

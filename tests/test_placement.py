@@ -117,9 +117,9 @@ def test_more_bandwidth_is_never_slower() -> None:
     before = float("inf")
     for gigabits in (100, 400, 1600, 6400):
         joined = read_topology(f"elect-flat:64,rate={gigabits}Gbit/s").interconnect
-        way = search_strategies(graph, joined, [(1024, 100)], HEURISTICS)[0]
-        assert way.total_s <= before
-        before = way.total_s
+        strategy = search_strategies(graph, joined, [(1024, 100)], HEURISTICS)[0]
+        assert strategy.total_s <= before
+        before = strategy.total_s
 
 
 def test_an_ideal_switch_is_never_slower() -> None:
@@ -141,8 +141,11 @@ def test_memory_is_a_limit() -> None:
     joined = read_topology("elect-flat:64").interconnect
     with pytest.raises(PlacementError, match=r"operation .* finds no device|needs .* of a device"):
         search_strategies(graph, joined, [(64, 1)], dataclasses.replace(HEURISTICS, spread_max=4))
-    ways = search_strategies(graph, joined, [(64, 1)], HEURISTICS)
-    assert all(way.memory_bytes <= V100.memory_bytes and way.devices >= 16 for way in ways)
+    strategies = search_strategies(graph, joined, [(64, 1)], HEURISTICS)
+    assert all(
+        strategy.memory_bytes <= V100.memory_bytes and strategy.devices >= 16
+        for strategy in strategies
+    )
 
 
 def machine(fabric: str) -> Machine:
@@ -152,19 +155,19 @@ def machine(fabric: str) -> Machine:
 def test_transformers_are_cut_as_people_cut_them() -> None:
     servers = machine("elect-cluster:1024,rate=2.4Tbit/s,server=800Gbit/s,latency=10us")
     model = Transformer(96, 12_288, 96, 2048)
-    ways = best_cuts(model, servers, 1024, 1536)
-    best = ways[0].parallelism
+    strategies = best_cuts(model, servers, 1024, 1536)
+    best = strategies[0].parallelism
     # Megatron trains this model with tensor parallelism over the eight devices of a server.
     assert best.tensor == 8
     assert best.pipeline > 1
     least = least_s(model, servers, 1024, 1536)
-    for way in ways:
-        cut = way.parallelism
+    for strategy in strategies:
+        cut = strategy.parallelism
         assert cut.data * cut.tensor * cut.pipeline == 1024
         assert cut.batch % (cut.data * cut.micro_batch) == 0
-        assert way.step.memory_bytes <= A100.memory_bytes
-        assert way.step.total_s >= least
-    assert ways == sorted(ways, key=lambda way: way.step.total_s)
+        assert strategy.step.memory_bytes <= A100.memory_bytes
+        assert strategy.step.total_s >= least
+    assert strategies == sorted(strategies, key=lambda strategy: strategy.step.total_s)
 
 
 def test_experts_are_spread() -> None:
@@ -294,9 +297,11 @@ def test_the_command_line_places_a_model() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    ways = json.loads(done.stdout)
-    assert ways == sorted(ways, key=lambda way: way["steps"] * way["step_s"])
-    assert all(way["copies"] * way["devices"] == 64 for way in ways)
+    strategies = json.loads(done.stdout)
+    assert strategies == sorted(
+        strategies, key=lambda strategy: strategy["steps"] * strategy["step_s"]
+    )
+    assert all(strategy["copies"] * strategy["devices"] == 64 for strategy in strategies)
     wrong = subprocess.run([*command, "sip-string:64"], capture_output=True, text=True, timeout=120)
     assert wrong.returncode != 0
     assert "cannot read a fabric from" in wrong.stderr
@@ -311,7 +316,7 @@ def test_the_command_line_cuts_transformers() -> None:
     done = subprocess.run(
         [*command, *options, "--json"], capture_output=True, text=True, timeout=120
     )
-    steps = [way["step"]["total_s"] for way in json.loads(done.stdout)]
+    steps = [strategy["step"]["total_s"] for strategy in json.loads(done.stdout)]
     assert steps == sorted(steps)
 
 
@@ -340,21 +345,21 @@ def test_ways_are_the_same_again() -> None:
         search_strategies(graph, joined, [(64, 1)], SearchBounds(V100.memory_bytes))
         for _ in range(2)
     ]
-    assert [dataclasses.asdict(way) for way in both[0]] == [
-        dataclasses.asdict(way) for way in both[1]
+    assert [dataclasses.asdict(strategy) for strategy in both[0]] == [
+        dataclasses.asdict(strategy) for strategy in both[1]
     ]
 
 
 def test_optical_fabrics_win_where_devices_are_fast() -> None:
-    ways = {}
+    strategies = {}
     for fabric in ("Elect-Cluster 400", "Elect-Flat", "SiP-OCS", "SiP-Ring"):
         found = sipml.best("transformer", fabric, 8192, 64)
         assert found is not None
-        ways[fabric] = found.total_s
+        strategies[fabric] = found.total_s
     # The ideal is never slower; SiP-ML has optical fabrics 1.3 to 9.1 times as fast.
-    assert min(ways.values()) == ways["Elect-Flat"]
-    assert ways["Elect-Cluster 400"] / ways["SiP-OCS"] > 1.3
-    assert ways["Elect-Cluster 400"] / ways["SiP-Ring"] > 1.3
+    assert min(strategies.values()) == strategies["Elect-Flat"]
+    assert strategies["Elect-Cluster 400"] / strategies["SiP-OCS"] > 1.3
+    assert strategies["Elect-Cluster 400"] / strategies["SiP-Ring"] > 1.3
     assert sipml.best("megatron", "Elect-Flat", 8192, 8) is None
 
 

@@ -262,7 +262,7 @@ def plan_devices(
     steps: int,
     limits: tuple[int, int],
 ) -> DevicePlan: ...
-def collective_ways(
+def collective_options(
     collective: Collective,
     element: int,
     costs: list[tuple[float, int, float, float, list[float]]],

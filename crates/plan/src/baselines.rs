@@ -78,13 +78,13 @@ pub fn compare(
 ) -> Vec<Planned> {
     let planner =
         Planner { problem, executions, steps: Unrolled::new(problem, executions, STEPS), limits };
-    let cuts = planner.allowed(|way, best| way.is_like(best));
-    let single = planner.allowed(|way, _| way.place != Place::All);
+    let cuts = planner.allowed(|option, best| option.is_like(best));
+    let single = planner.allowed(|option, _| option.place != Place::All);
     let all = planner.allowed(|_, _| true);
     let mut planned: Vec<Planned> = Vec::new();
-    let mut plan = |system, policy: Policy, ways: &[Vec<u32>]| {
+    let mut plan = |system, policy: Policy, options: &[Vec<u32>]| {
         let greedy = vec![0; problem.nodes().len()];
-        planned.push(planner.plan(system, &policy, &greedy, ways));
+        planned.push(planner.plan(system, &policy, &greedy, options));
     };
     plan(System::Fifo, Policy::Fifo, &cuts);
     plan(System::Lifo, Policy::Lifo, &cuts);
@@ -102,8 +102,8 @@ pub fn compare(
     if let (Some(best), Some(last)) = (best, planned.last_mut()) {
         last.plan = best;
     }
-    for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
-        planned.push(planner.joint(system, ways, &planned));
+    for (system, options) in [(System::Joint, &single), (System::Striped, &all)] {
+        planned.push(planner.joint(system, options, &planned));
     }
     planned
 }
@@ -119,16 +119,22 @@ struct Planner<'a> {
 impl Planner<'_> {
     /// Returns the options of each task that may be chosen, given the option and the task's fastest.
     fn allowed(&self, may: impl Fn(&Execution, &Execution) -> bool) -> Vec<Vec<u32>> {
-        let of = |ways: &Vec<Execution>| {
-            let those = (0..).zip(ways).filter(|(_, way)| may(way, &ways[0]));
+        let of = |options: &Vec<Execution>| {
+            let those = (0..).zip(options).filter(|(_, option)| may(option, &options[0]));
             those.map(|(number, _)| number).collect()
         };
         self.executions.iter().map(of).collect()
     }
 
     /// Plans with options that are searched for, from the options `first` on.
-    fn plan(&self, system: System, policy: &Policy, first: &[u32], ways: &[Vec<u32>]) -> Planned {
-        let found = search(&self.steps, policy, first, ways, self.limits);
+    fn plan(
+        &self,
+        system: System,
+        policy: &Policy,
+        first: &[u32],
+        options: &[Vec<u32>],
+    ) -> Planned {
+        let found = search(&self.steps, policy, first, options, self.limits);
         let mut candidates = found.others;
         candidates.insert(0, found.chosen);
         let plans = candidates.par_iter().enumerate().map(|(number, chosen)| {
@@ -148,11 +154,11 @@ impl Planner<'_> {
 
     /// Plans order and options together; choices and orders of the earlier systems are in its search
     /// space.
-    fn joint(&self, system: System, ways: &[Vec<u32>], earlier: &[Planned]) -> Planned {
+    fn joint(&self, system: System, options: &[Vec<u32>], earlier: &[Planned]) -> Planned {
         let mut scheduler = StepScheduler::new(&self.steps, Policy::CriticalPath);
         let first = earlier.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
         let first = first.expect("others have planned").plan.chosen.clone();
-        let mut joint = self.plan(system, &Policy::CriticalPath, &first, ways);
+        let mut joint = self.plan(system, &Policy::CriticalPath, &first, options);
         let best = earlier.iter().min_by_key(|other| other.plan.period);
         let best = best.expect("others have planned");
         if best.plan.period.0 as f64 * (1.0 - WORTH) <= joint.plan.period.0 as f64 {

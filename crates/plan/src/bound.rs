@@ -57,13 +57,13 @@ impl Graph {
     fn new(problem: &Problem, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Self {
         let tasks = problem.nodes();
         let all: f64 = rates.iter().map(|rate| rate.0).sum();
-        let moved = |way: &Execution| -> f64 {
-            let of = way.motifs.iter();
+        let moved = |option: &Execution| -> f64 {
+            let of = option.motifs.iter();
             of.map(|one| one.time.0 as f64 * rates[one.channel as usize].0).sum::<f64>() / all
         };
-        let times = tasks.iter().zip(executions).map(|(task, ways)| match task.op {
+        let times = tasks.iter().zip(executions).map(|(task, options)| match task.op {
             StepOp::Compute { time, .. } => time.0 as f64,
-            _ => ways.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
+            _ => options.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
         });
         let steps = Unrolled::new(problem, executions, 2);
         let computes = tasks.iter().map(computes).collect();

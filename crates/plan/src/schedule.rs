@@ -119,7 +119,7 @@ pub struct Unrolled {
     /// By task, its compute time; none if it communicates.
     computes: Vec<Option<u64>>,
     /// By task, its execution options; empty if it computes.
-    ways: Vec<Vec<Way>>,
+    options: Vec<Vec<Way>>,
     /// By node, the nodes that depend on it.
     next: Vec<Vec<u32>>,
     /// By node, the number of nodes that it depends on.
@@ -139,7 +139,7 @@ impl Unrolled {
     /// There is not one list for each task, or a task that communicates has no option.
     pub fn new(problem: &Problem, executions: &[Vec<Execution>], steps: u32) -> Self {
         let tasks = problem.nodes().len();
-        assert_eq!(executions.len(), tasks, "each task has its ways");
+        assert_eq!(executions.len(), tasks, "each task has its options");
         let steps = steps as usize;
         let mut next = vec![Vec::new(); tasks * steps];
         let mut waits = vec![0; tasks * steps];
@@ -177,12 +177,13 @@ impl Unrolled {
             _ => None,
         });
         let computes: Vec<Option<u64>> = computes.collect();
-        for (task, ways) in computes.iter().zip(executions) {
-            assert!(task.is_some() || !ways.is_empty(), "what communicates has a way");
+        for (task, options) in computes.iter().zip(executions) {
+            assert!(task.is_some() || !options.is_empty(), "what communicates has a option");
         }
         let motifs = executions.iter().flatten().flat_map(|execution| &execution.motifs);
         let channels = motifs.map(|motif| motif.channel as usize + 1).max().unwrap_or(0);
-        let ways = executions.iter().map(|ways| ways.iter().map(Way::new).collect()).collect();
+        let options =
+            executions.iter().map(|options| options.iter().map(Way::new).collect()).collect();
         let pairs = (0..channels).flat_map(|one| (0..channels).map(move |other| (one, other)));
         let both = |(one, other)| match one == other {
             true => 0,
@@ -192,7 +193,7 @@ impl Unrolled {
         if overlap.iter().all(|&longer| longer == 0) {
             overlap.clear();
         }
-        Self { tasks, steps, channels, computes, ways, next, waits, overlap }
+        Self { tasks, steps, channels, computes, options, next, waits, overlap }
     }
 
     /// Contention: added time of a motif that begins while others run, for itself and for them.
@@ -226,7 +227,7 @@ impl Unrolled {
     pub fn spans(&self, chosen: &[u32]) -> usize {
         let of = |task: usize| match self.computes[task] {
             Some(_) => 1,
-            None => self.ways[task][chosen[task] as usize].motifs.len(),
+            None => self.options[task][chosen[task] as usize].motifs.len(),
         };
         self.steps * (0..self.tasks).map(of).sum::<usize>()
     }
@@ -313,8 +314,9 @@ impl<'a> StepScheduler<'a> {
                 while let Some(motif) = self.next(line) {
                     let node = self.node_of(motif);
                     let number = motif - self.first[node];
-                    let way = &steps.ways[node % steps.tasks][chosen[node % steps.tasks] as usize];
-                    let Timed { channel, time, .. } = way.motifs[number as usize];
+                    let option =
+                        &steps.options[node % steps.tasks][chosen[node % steps.tasks] as usize];
+                    let Timed { channel, time, .. } = option.motifs[number as usize];
                     if std::mem::replace(&mut self.is_busy[channel as usize], true) {
                         break;
                     }
@@ -352,9 +354,9 @@ impl<'a> StepScheduler<'a> {
             *first = self.motif_waits.len() as u32;
             let task = node % steps.tasks;
             if steps.computes[task].is_none() {
-                let way = &steps.ways[task][chosen[task] as usize];
-                self.left[node] = way.motifs.len() as u32;
-                self.motif_waits.extend(way.motifs.iter().map(|motif| motif.waits));
+                let option = &steps.options[task][chosen[task] as usize];
+                self.left[node] = option.motifs.len() as u32;
+                self.motif_waits.extend(option.motifs.iter().map(|motif| motif.waits));
             }
         }
         self.fix();
@@ -362,7 +364,7 @@ impl<'a> StepScheduler<'a> {
             let task = node % steps.tasks;
             let time = match steps.computes[task] {
                 Some(time) => time,
-                None => steps.ways[task][chosen[task] as usize].span,
+                None => steps.options[task][chosen[task] as usize].span,
             };
             let after = steps.next[node].iter().map(|&next| self.levels[next as usize]).max();
             self.levels[node] = time + after.unwrap_or(0);
@@ -437,13 +439,13 @@ impl<'a> StepScheduler<'a> {
             self.events.push(Reverse((now + time, motifs + node as u32)));
             return note(self.span(node, None, (now, now + time)));
         }
-        let way = &self.steps.ways[task][chosen[task] as usize];
-        if way.motifs.is_empty() {
+        let option = &self.steps.options[task][chosen[task] as usize];
+        if option.motifs.is_empty() {
             return self.finish_node(node, chosen, now, note);
         }
-        for (number, motif) in (0..).zip(&way.motifs) {
+        for (number, motif) in (0..).zip(&option.motifs) {
             if motif.waits == 0 {
-                self.offer(node, number, motif, way.span);
+                self.offer(node, number, motif, option.span);
             }
         }
     }
@@ -481,14 +483,14 @@ impl<'a> StepScheduler<'a> {
             return self.finish_node(node as usize, chosen, now, note);
         }
         let node = self.node_of(event);
-        let way = &steps.ways[node % steps.tasks][chosen[node % steps.tasks] as usize];
-        let motif = &way.motifs[(event - self.first[node]) as usize];
+        let option = &steps.options[node % steps.tasks][chosen[node % steps.tasks] as usize];
+        let motif = &option.motifs[(event - self.first[node]) as usize];
         self.is_busy[motif.channel as usize] = false;
         for &next in &motif.next {
             let id = (self.first[node] + next) as usize;
             self.motif_waits[id] -= 1;
             if self.motif_waits[id] == 0 {
-                self.offer(node, next, &way.motifs[next as usize], way.span);
+                self.offer(node, next, &option.motifs[next as usize], option.span);
             }
         }
         self.left[node] -= 1;

@@ -84,7 +84,7 @@ pub enum RankScheduleError {
         found: u32,
     },
     /// Motifs together do not implement their collective.
-    #[error("the way to carry {name} ({collective}) out {what}")]
+    #[error("the option to carry {name} ({collective}) out {what}")]
     Meaning {
         /// Name of the operation.
         name: String,
@@ -162,15 +162,19 @@ impl RankSchedule {
         channels: &[ChannelCost],
         variety: &SearchSpace,
     ) -> Self {
-        let ways = executions(collective, element, channels, variety);
-        let best = (0..).zip(&ways).min_by_key(|(_, way)| way.alone());
+        let options = executions(collective, element, channels, variety);
+        let best = (0..).zip(&options).min_by_key(|(_, option)| option.alone());
         let best = best.expect("there is a channel, and a number of segments").0;
         let ranks = collective.ranks();
         let mut step = StepGraph::new("collective", ranks);
         step.add("collective", StepOp::of_ranks(collective.clone(), element), &[]);
         let problem = Problem::new(step).expect("one node depends on nothing");
-        let ways = [ways];
-        Self::of(&problem, &ways, &CommPlan::of(&problem, &ways, &[best], &Policy::CriticalPath))
+        let options = [options];
+        Self::of(
+            &problem,
+            &options,
+            &CommPlan::of(&problem, &options, &[best], &Policy::CriticalPath),
+        )
     }
 
     /// One collective on one channel, as a single motif.

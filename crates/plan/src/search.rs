@@ -63,20 +63,21 @@ pub struct Found {
 ///
 /// # Arguments
 /// - `first`: the initial choice; the result is no worse.
-/// - `ways`: of each task, the options that may be chosen; a task with fewer than two keeps its first
+/// - `options`: of each task, the options that may be chosen; a task with fewer than two keeps its first
 ///   choice.
 pub fn search(
     steps: &Unrolled,
     policy: &Policy,
     first: &[u32],
-    ways: &[Vec<u32>],
+    options: &[Vec<u32>],
     limits: &SearchLimits,
 ) -> Found {
     let open: Open = (0..steps.tasks())
-        .filter(|&task| ways[task].len() > 1)
-        .map(|task| (task, ways[task].as_slice()))
+        .filter(|&task| options[task].len() > 1)
+        .map(|task| (task, options[task].as_slice()))
         .collect();
-    let all = open.iter().try_fold(1_u64, |all, (_, ways)| all.checked_mul(ways.len() as u64));
+    let all =
+        open.iter().try_fold(1_u64, |all, (_, options)| all.checked_mul(options.len() as u64));
     if let Some(all) = all.filter(|&all| all <= limits.evaluations) {
         return exhaust(steps, policy, first, &open, all);
     }
@@ -110,9 +111,9 @@ fn exhaust(steps: &Unrolled, policy: &Policy, first: &[u32], open: &Open, all: u
     let mut best = (scheduler.end(&chosen), chosen.clone());
     for number in 0..all {
         let mut rest = number;
-        for &(task, ways) in open {
-            chosen[task] = ways[(rest % ways.len() as u64) as usize];
-            rest /= ways.len() as u64;
+        for &(task, options) in open {
+            chosen[task] = options[(rest % options.len() as u64) as usize];
+            rest /= options.len() as u64;
         }
         let end = scheduler.end(&chosen);
         if end < best.0 {
@@ -142,9 +143,9 @@ fn chain_from(
             reason = StopReason::Stale;
             break;
         }
-        let (task, ways) = open[random.below(open.len() as u64) as usize];
+        let (task, options) = open[random.below(open.len() as u64) as usize];
         let was = chosen[task];
-        chosen[task] = ways[random.below(ways.len() as u64) as usize];
+        chosen[task] = options[random.below(options.len() as u64) as usize];
         if chosen[task] == was {
             tried += 1;
             continue;

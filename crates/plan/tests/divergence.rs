@@ -27,7 +27,7 @@ const AHEAD: u64 = 2;
 fn step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 2 + random.below(7);
     let channels = 1 + random.below(3);
-    let mut ways = Vec::new();
+    let mut options = Vec::new();
     let mut step = StepGraph::new("step", 2);
     for number in 0..count {
         let mut after = Vec::new();
@@ -38,19 +38,19 @@ fn step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
             after.push(Dependency { node: random.below(count) as u32, steps_before: 1 });
         }
         if random.below(3) == 0 {
-            ways.push(vec![]);
+            options.push(vec![]);
             let time = Nanos(random.below(50));
             step.add("computes", StepOp::compute(vec![0, 1], time), &after);
             continue;
         }
         let collective = Collective::all_reduce(2, 2).unwrap();
-        ways.push(vec![way(random, &collective, channels)]);
+        options.push(vec![option(random, &collective, channels)]);
         step.add("communicates", StepOp::of_ranks(collective, 4), &after);
     }
-    (Problem::new(step).unwrap(), ways)
+    (Problem::new(step).unwrap(), options)
 }
 
-fn way(random: &mut Random, collective: &Collective, channels: u64) -> Execution {
+fn option(random: &mut Random, collective: &Collective, channels: u64) -> Execution {
     let motif = Motif::of(collective);
     let placed = (0..=random.below(3) as u32).map(|number| Placed {
         motif: motif.clone(),
@@ -169,16 +169,16 @@ impl World<'_> {
 
 fn check(seed: u64) {
     let mut random = Random::of(&[seed]);
-    let (step, ways) = step(&mut random);
+    let (step, options) = step(&mut random);
     let plan = if seed.is_multiple_of(SEARCHED) {
         let limits = SearchLimits { evaluations: 400, chains: 1, seed };
-        compare(&step, &ways, &HandOrders::default(), &limits).pop().unwrap().plan
+        compare(&step, &options, &HandOrders::default(), &limits).pop().unwrap().plan
     } else {
         let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
         let policy = &policies[random.below(3) as usize];
-        CommPlan::of(&step, &ways, &vec![0; ways.len()], policy)
+        CommPlan::of(&step, &options, &vec![0; options.len()], policy)
     };
-    let script = Arc::new(RankSchedule::of(&step, &ways, &plan));
+    let script = Arc::new(RankSchedule::of(&step, &options, &plan));
     let mut operations = 0..;
     let communicates = |op: &StepOp| matches!(op, StepOp::Collective(_));
     let numbers =

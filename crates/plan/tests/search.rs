@@ -43,7 +43,7 @@ fn step(tasks: Vec<Task>) -> Result<Problem, ProblemError> {
 }
 
 /// An execution option of motifs in sequence, each as its channel and its time.
-fn way(motifs: &[(u32, u64)]) -> Execution {
+fn option(motifs: &[(u32, u64)]) -> Execution {
     let motif = Motif::of(&Collective::all_reduce(2, 2).unwrap());
     let placed = (0..).zip(motifs).map(|(number, &(channel, time))| Placed {
         motif: motif.clone(),
@@ -56,8 +56,8 @@ fn way(motifs: &[(u32, u64)]) -> Execution {
 }
 
 /// All options of all tasks.
-fn every(ways: &[Vec<Execution>]) -> Vec<Vec<u32>> {
-    ways.iter().map(|ways| (0..ways.len() as u32).collect()).collect()
+fn every(options: &[Vec<Execution>]) -> Vec<Vec<u32>> {
+    options.iter().map(|options| (0..options.len() as u32).collect()).collect()
 }
 
 /// An all-to-all that takes 3.5 on the fast channel or 9.5 on the slow one, issued after three
@@ -66,19 +66,20 @@ fn every(ways: &[Vec<Execution>]) -> Vec<Vec<u32>> {
 fn the_example_is_planned_in_time() {
     let tasks = ["b", "c", "d", "a"].map(|name| communicate(name, &[]));
     let step = step(tasks.to_vec()).unwrap();
-    let reduce = vec![way(&[(0, 25)])];
-    let exchange = vec![way(&[(0, 35)]), way(&[(1, 95)])];
-    let ways = [reduce.clone(), reduce.clone(), reduce, exchange];
-    let unrolled = Unrolled::new(&step, &ways, 1);
+    let reduce = vec![option(&[(0, 25)])];
+    let exchange = vec![option(&[(0, 35)]), option(&[(1, 95)])];
+    let options = [reduce.clone(), reduce.clone(), reduce, exchange];
+    let unrolled = Unrolled::new(&step, &options, 1);
     let greedy = [0; 4];
     let limits = SearchLimits::default();
-    let found = |policy: &Policy| search(&unrolled, policy, &greedy, &every(&ways), &limits).end.0;
+    let found =
+        |policy: &Policy| search(&unrolled, policy, &greedy, &every(&options), &limits).end.0;
     assert_eq!(
         StepScheduler::new(&unrolled, Policy::Fifo).end(&greedy).0,
         110,
         "as it is asked for"
     );
-    assert_eq!(found(&Policy::Fifo), 110, "ways alone");
+    assert_eq!(found(&Policy::Fifo), 110, "options alone");
     assert_eq!(
         StepScheduler::new(&unrolled, Policy::CriticalPath).end(&greedy).0,
         110,
@@ -90,13 +91,13 @@ fn the_example_is_planned_in_time() {
 #[test]
 fn channels_that_share_something_take_longer_together() {
     let tasks = vec![communicate("a", &[]), compute("wait", 50, &[]), communicate("b", &[(1, 0)])];
-    let ways = [vec![way(&[(0, 100)])], vec![], vec![way(&[(1, 200)])]];
+    let options = [vec![option(&[(0, 100)])], vec![], vec![option(&[(1, 200)])]];
     let end = |overlap: [f64; 2]| {
         let mut both = channels();
         both[0].overlap = vec![0.0, overlap[0]];
         both[1].overlap = vec![overlap[1], 0.0];
         let step = step(tasks.clone()).unwrap().on(&both);
-        StepScheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
+        StepScheduler::new(&Unrolled::new(&step, &options, 1), Policy::Fifo).end(&[0; 3]).0
     };
     assert_eq!(end([0.0, 0.0]), 250);
     // They overlap for 50, which slows one down by a half and the other by a tenth.
@@ -113,13 +114,13 @@ fn steps_overlap_where_they_may() {
         communicate("gradients", &[(2, 0)]),
     ])
     .unwrap();
-    let ways = [vec![way(&[(0, 15)])], vec![], vec![], vec![way(&[(0, 5)])]];
-    let plan = CommPlan::of(&step, &ways, &[0; 4], &Policy::CriticalPath);
+    let options = [vec![option(&[(0, 15)])], vec![], vec![], vec![option(&[(0, 5)])]];
+    let plan = CommPlan::of(&step, &options, &[0; 4], &Policy::CriticalPath);
     assert_eq!(plan.period.0, 35);
     let slot = |task, ahead| Slot { ahead, task, motif: 0 };
     assert_eq!(plan.order, [[slot(0, 1), slot(3, 0)]], "data are exchanged a step ahead");
     for (steps, end) in [(1, 50), (2, 85), (3, 120)] {
-        let unrolled = Unrolled::new(&step, &ways, steps);
+        let unrolled = Unrolled::new(&step, &options, steps);
         let (found, spans) = StepScheduler::new(&unrolled, Policy::CriticalPath).spans(&[0; 4]);
         assert_eq!(found.0, end, "{spans:?}");
     }
@@ -176,12 +177,12 @@ fn check(
 /// Tasks that compute or communicate, in any order, with options of one to three motifs.
 fn steps() -> impl Strategy<Value = (Problem, Vec<Vec<Execution>>)> {
     let motif = (0..3_u32, 0..50_u64);
-    let ways = prop::collection::vec(prop::collection::vec(motif, 1..4), 1..4);
-    let task = (any::<bool>(), 0..60_u64, ways, any::<[prop::sample::Index; 2]>(), 0..9_u8);
+    let options = prop::collection::vec(prop::collection::vec(motif, 1..4), 1..4);
+    let task = (any::<bool>(), 0..60_u64, options, any::<[prop::sample::Index; 2]>(), 0..9_u8);
     prop::collection::vec(task, 1..9).prop_map(|drawn| {
         let count = drawn.len();
         let mut executions = Vec::new();
-        let tasks = (0..).zip(drawn).map(|(number, (computes, time, ways, others, kind))| {
+        let tasks = (0..).zip(drawn).map(|(number, (computes, time, options, others, kind))| {
             let mut waits = Vec::new();
             if number > 0 && kind % 3 > 0 {
                 waits.push((others[0].index(number) as u32, 0));
@@ -193,7 +194,7 @@ fn steps() -> impl Strategy<Value = (Problem, Vec<Vec<Execution>>)> {
                 executions.push(vec![]);
                 return compute("c", time, &waits);
             }
-            executions.push(ways.iter().map(|motifs| way(motifs)).collect());
+            executions.push(options.iter().map(|motifs| option(motifs)).collect());
             communicate("m", &waits)
         });
         let tasks = tasks.collect();
@@ -206,20 +207,20 @@ proptest! {
 
     #[test]
     fn schedules_keep_what_must_be(
-        (step, ways) in steps(),
+        (step, options) in steps(),
         unrolled in 1..4_u32,
         seed in any::<u64>(),
     ) {
-        let steps = Unrolled::new(&step, &ways, unrolled);
+        let steps = Unrolled::new(&step, &options, unrolled);
         let mut random = Random::of(&[seed]);
         let hand = (0..step.nodes().len()).map(|_| random.below(19) as i32 - 9).collect();
         for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo, Policy::Hand(hand)] {
             let mut scheduler = StepScheduler::new(&steps, policy);
             for _ in 0..3 {
                 let chosen: Vec<u32> =
-                    ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+                    options.iter().map(|options| random.below(options.len().max(1) as u64) as u32).collect();
                 let (end, spans) = scheduler.spans(&chosen);
-                check(&step, &ways, &chosen, unrolled, &spans);
+                check(&step, &options, &chosen, unrolled, &spans);
                 prop_assert_eq!(end, spans.iter().map(|span| span.end).max().unwrap_or_default());
                 prop_assert_eq!(end, scheduler.end(&chosen), "again the same");
             }
@@ -227,45 +228,45 @@ proptest! {
     }
 
     #[test]
-    fn orders_can_be_kept_in_every_step((step, ways) in steps(), seed in any::<u64>()) {
+    fn orders_can_be_kept_in_every_step((step, options) in steps(), seed in any::<u64>()) {
         let mut random = Random::of(&[seed]);
         let chosen: Vec<u32> =
-            ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+            options.iter().map(|options| random.below(options.len().max(1) as u64) as u32).collect();
         for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo] {
-            let plan = CommPlan::of(&step, &ways, &chosen, &policy);
+            let plan = CommPlan::of(&step, &options, &chosen, &policy);
             for unrolled in 1..6 {
-                let steps = Unrolled::new(&step, &ways, unrolled);
+                let steps = Unrolled::new(&step, &options, unrolled);
                 let fixed = Policy::Fixed(plan.order.clone());
                 let (_, spans) = StepScheduler::new(&steps, fixed).spans(&chosen);
-                check(&step, &ways, &chosen, unrolled, &spans);
+                check(&step, &options, &chosen, unrolled, &spans);
             }
         }
     }
 
     #[test]
-    fn no_plan_takes_less_than_the_least((step, ways) in steps(), seed in any::<u64>()) {
-        let least = least_period(&step, &ways, &[BitsPerSecond(1e9); 3]);
+    fn no_plan_takes_less_than_the_least((step, options) in steps(), seed in any::<u64>()) {
+        let least = least_period(&step, &options, &[BitsPerSecond(1e9); 3]);
         let mut random = Random::of(&[seed]);
         let chosen: Vec<u32> =
-            ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+            options.iter().map(|options| random.below(options.len().max(1) as u64) as u32).collect();
         for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo] {
-            let plan = CommPlan::of(&step, &ways, &chosen, &policy);
+            let plan = CommPlan::of(&step, &options, &chosen, &policy);
             prop_assert!(plan.period.0 + 1 >= least.0, "{:?} under {least:?}", plan.period);
         }
     }
 
     #[test]
-    fn searches_find_what_is_best_and_always_the_same((step, ways) in steps(), seed in any::<u64>()) {
-        let steps = Unrolled::new(&step, &ways, 2);
-        let first = vec![0; ways.len()];
+    fn searches_find_what_is_best_and_always_the_same((step, options) in steps(), seed in any::<u64>()) {
+        let steps = Unrolled::new(&step, &options, 2);
+        let first = vec![0; options.len()];
         let policy = Policy::CriticalPath;
-        let all = search(&steps, &policy, &first, &every(&ways), &SearchLimits::default());
+        let all = search(&steps, &policy, &first, &every(&options), &SearchLimits::default());
         prop_assert_eq!(all.reason, StopReason::Exhausted);
         let few = SearchLimits { evaluations: 400, chains: 2, seed };
-        let found = search(&steps, &policy, &first, &every(&ways), &few);
+        let found = search(&steps, &policy, &first, &every(&options), &few);
         prop_assert!(found.end >= all.end);
         prop_assert!(found.end <= StepScheduler::new(&steps, policy.clone()).end(&first));
-        prop_assert!(found == search(&steps, &policy, &first, &every(&ways), &few));
+        prop_assert!(found == search(&steps, &policy, &first, &every(&options), &few));
         prop_assert_eq!(StepScheduler::new(&steps, policy).end(&found.chosen), found.end);
     }
 }
@@ -358,7 +359,7 @@ fn joint_plans_take_no_longer_than_any_other() {
         let times = [drawn(100), drawn(200), drawn(300), drawn(500), drawn(400), drawn(200)];
         let step = recommendation(4, sizes, times);
         let variety = SearchSpace { segments: vec![1, 2, 4], ..SearchSpace::default() };
-        let ways: Vec<Vec<Execution>> = step
+        let options: Vec<Vec<Execution>> = step
             .nodes()
             .iter()
             .map(|node| match &node.op {
@@ -369,8 +370,8 @@ fn joint_plans_take_no_longer_than_any_other() {
             })
             .collect();
         let limits = SearchLimits { evaluations: 2_000, chains: 1, seed: 1 };
-        let planned = compare(&step, &ways, &hand, &limits);
-        assert!(planned == compare(&step, &ways, &hand, &limits), "always the same");
+        let planned = compare(&step, &options, &hand, &limits);
+        assert!(planned == compare(&step, &options, &hand, &limits), "always the same");
         let period =
             |system| planned.iter().find(|one| one.system == system).expect("it plans").plan.period;
         let joint = period(System::Joint);
@@ -387,24 +388,24 @@ fn joint_plans_take_no_longer_than_any_other() {
 /// Steps of five or six collectives with four options each, and computations between them.
 fn small_step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 5 + random.below(2) as usize;
-    let (mut tasks, mut ways) = (Vec::new(), Vec::new());
+    let (mut tasks, mut options) = (Vec::new(), Vec::new());
     for number in 0..count {
         let (at, mut waits) = (tasks.len() as u64, Vec::new());
         if at > 0 && random.below(4) > 0 {
             waits.push((random.below(at) as u32, 0));
         }
         tasks.push(compute("c", random.below(100), &waits));
-        ways.push(vec![]);
+        options.push(vec![]);
         tasks.push(communicate("m", &[(2 * number as u32, 0)]));
         let one = |random: &mut Random| {
             let motifs: Vec<(u32, u64)> = (0..=random.below(4))
                 .map(|_| (random.below(2) as u32, 1 + random.below(60)))
                 .collect();
-            way(&motifs)
+            option(&motifs)
         };
-        ways.push((0..4).map(|_| one(random)).collect());
+        options.push((0..4).map(|_| one(random)).collect());
     }
-    (step(tasks).unwrap(), ways)
+    (step(tasks).unwrap(), options)
 }
 
 #[test]
@@ -412,16 +413,16 @@ fn searches_come_within_a_hundredth_of_the_best_of_all() {
     let mut random = Random::of(&[11]);
     let mut worst: f64 = 1.0;
     for _ in 0..100 {
-        let (step, ways) = small_step(&mut random);
-        let steps = Unrolled::new(&step, &ways, 2);
-        let first = vec![0; ways.len()];
+        let (step, options) = small_step(&mut random);
+        let steps = Unrolled::new(&step, &options, 2);
+        let first = vec![0; options.len()];
         let policy = Policy::CriticalPath;
         let limits = |evaluations| SearchLimits { evaluations, chains: 4, seed: 3 };
-        let all = search(&steps, &policy, &first, &every(&ways), &limits(1 << 12));
+        let all = search(&steps, &policy, &first, &every(&options), &limits(1 << 12));
         assert_eq!(all.reason, StopReason::Exhausted);
         // Fewer than there are choices, so that the search is not exhaustive.
         let fewer = limits(1000);
-        let found = search(&steps, &policy, &first, &every(&ways), &fewer);
+        let found = search(&steps, &policy, &first, &every(&options), &fewer);
         assert_ne!(found.reason, StopReason::Exhausted);
         worst = worst.max(found.end.0 as f64 / all.end.0 as f64);
     }

@@ -35,28 +35,28 @@ fn collectives(ranks: u32, elements: u64) -> Vec<Collective> {
 }
 
 /// A schedule of one collective, whose motifs are in index order on each channel.
-fn script(collective: &Collective, way: &Execution) -> RankSchedule {
+fn script(collective: &Collective, option: &Execution) -> RankSchedule {
     let mut order = vec![Vec::new(); 2];
-    for (motif, placed) in (0..).zip(&way.motifs) {
+    for (motif, placed) in (0..).zip(&option.motifs) {
         order[placed.channel as usize].push(Slot { ahead: 0, task: 0, motif });
     }
     let (name, collective) = ("it".to_owned(), collective.clone());
-    let operations = vec![ScheduledCollective { name, collective, motifs: way.motifs.clone() }];
+    let operations = vec![ScheduledCollective { name, collective, motifs: option.motifs.clone() }];
     RankSchedule { operations, order }
 }
 
 /// The option without a motif; its dependents inherit its dependencies.
-fn without(way: &Execution, motif: u32) -> Execution {
-    let mut way = way.clone();
-    let gone = way.motifs.remove(motif as usize);
-    for placed in &mut way.motifs {
+fn without(option: &Execution, motif: u32) -> Execution {
+    let mut option = option.clone();
+    let gone = option.motifs.remove(motif as usize);
+    for placed in &mut option.motifs {
         if placed.after.contains(&motif) {
             placed.after.extend(&gone.after);
         }
         placed.after.retain(|&after| after != motif);
         placed.after.iter_mut().for_each(|after| *after -= u32::from(*after > motif));
     }
-    way
+    option
 }
 
 #[test]
@@ -64,14 +64,14 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
     let mut random = Random::of(&[3]);
     for (ranks, elements) in [(1, 7), (2, 100), (3, 61), (4, 1000), (6, 5), (8, 240)] {
         for collective in collectives(ranks, elements) {
-            for way in executions(&collective, 4, &channels(), &SearchSpace::default()) {
-                let found = script(&collective, &way).verify();
-                assert_eq!(found, Ok(()), "{way} of {collective}");
-                let motif = random.below(way.motifs.len() as u64) as u32;
-                let moves = !way.motifs[motif as usize].motif.rounds(&collective).is_empty();
-                let found = script(&collective, &without(&way, motif)).verify();
+            for option in executions(&collective, 4, &channels(), &SearchSpace::default()) {
+                let found = script(&collective, &option).verify();
+                assert_eq!(found, Ok(()), "{option} of {collective}");
+                let motif = random.below(option.motifs.len() as u64) as u32;
+                let moves = !option.motifs[motif as usize].motif.rounds(&collective).is_empty();
+                let found = script(&collective, &without(&option, motif)).verify();
                 let is_told = matches!(found, Err(RankScheduleError::Meaning { .. }));
-                assert_eq!(is_told, moves, "{way} of {collective} without {motif}: {found:?}");
+                assert_eq!(is_told, moves, "{option} of {collective} without {motif}: {found:?}");
             }
         }
     }
@@ -81,16 +81,16 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
 fn orders_in_which_a_motif_waits_forever_are_refused() {
     let collective = Collective::all_reduce(4, 1000).unwrap();
     let space = SearchSpace::default();
-    let is_chain = |way: &&Execution| {
-        let [first, second] = &way.motifs[..] else { return false };
+    let is_chain = |option: &&Execution| {
+        let [first, second] = &option.motifs[..] else { return false };
         second.after == [0] && (first.channel, second.channel) == (0, 0)
     };
-    let ways = executions(&collective, 4, &channels(), &space);
-    let way = ways.iter().find(is_chain).expect("a ring is reduced, then gathered");
+    let options = executions(&collective, 4, &channels(), &space);
+    let option = options.iter().find(is_chain).expect("a ring is reduced, then gathered");
     let slot = |ahead, task, motif| Slot { ahead, task, motif };
     let ordered = |slots: [Slot; 2]| {
         let order = vec![slots.to_vec(), vec![]];
-        RankSchedule { order, ..script(&collective, way) }.verify()
+        RankSchedule { order, ..script(&collective, option) }.verify()
     };
     ordered([slot(0, 0, 0), slot(0, 0, 1)]).unwrap();
     let error = ordered([slot(0, 0, 1), slot(0, 0, 0)]).unwrap_err();
@@ -100,7 +100,7 @@ fn orders_in_which_a_motif_waits_forever_are_refused() {
     assert!(ordered([slot(1, 0, 1), slot(0, 0, 0)]).is_err());
     // Two collectives that wait for each other across channels, though each channel alone is in order.
     let across = |first: u32, second: u32| {
-        let mut motifs = way.motifs.clone();
+        let mut motifs = option.motifs.clone();
         (motifs[0].channel, motifs[1].channel) = (first, second);
         ScheduledCollective { name: "it".to_owned(), collective: collective.clone(), motifs }
     };
@@ -115,9 +115,9 @@ fn orders_in_which_a_motif_waits_forever_are_refused() {
 #[test]
 fn what_is_done_twice_or_in_no_order_is_told() {
     let collective = Collective::all_reduce(4, 1000).unwrap();
-    let ways = executions(&collective, 4, &channels(), &SearchSpace::default());
-    let ring = ways.iter().find(|way| way.form == "ring" && way.segments == 1).unwrap();
-    let told = |way: &Execution| match script(&collective, way).verify() {
+    let options = executions(&collective, 4, &channels(), &SearchSpace::default());
+    let ring = options.iter().find(|option| option.form == "ring" && option.segments == 1).unwrap();
+    let told = |option: &Execution| match script(&collective, option).verify() {
         Err(RankScheduleError::Meaning { what, .. }) => what,
         other => panic!("{other:?}"),
     };
@@ -130,9 +130,9 @@ fn what_is_done_twice_or_in_no_order_is_told() {
     twice.motifs[2].after = vec![1];
     assert!(told(&twice).contains("something else in element"), "{}", told(&twice));
     let exchange = Collective::all_to_all(4, 1000).unwrap();
-    let way = executions(&exchange, 4, &channels(), &SearchSpace::default()).swap_remove(0);
-    let mut twice = way.clone();
-    twice.motifs.push(way.motifs[0].clone());
+    let option = executions(&exchange, 4, &channels(), &SearchSpace::default()).swap_remove(0);
+    let mut twice = option.clone();
+    twice.motifs.push(option.motifs[0].clone());
     let found = script(&exchange, &twice).verify();
     assert!(matches!(found, Err(RankScheduleError::Meaning { .. })), "{found:?}");
 }

@@ -69,7 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::PyStepNode>()?;
     module.add_class::<topology::PyTopology>()?;
     module.add_function(wrap_pyfunction!(step_plans::plan_step, module)?)?;
-    module.add_function(wrap_pyfunction!(step_plans::collective_ways, module)?)?;
+    module.add_function(wrap_pyfunction!(step_plans::collective_options, module)?)?;
     module.add_function(wrap_pyfunction!(flow::place_step, module)?)?;
     module.add_function(wrap_pyfunction!(flow::schedule_step, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;

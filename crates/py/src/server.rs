@@ -215,18 +215,18 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token));
-    let door = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
+    let listener = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
         ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
-    let address = door.address().to_owned();
+    let address = listener.address().to_owned();
     tokio::spawn(World::tick(Arc::downgrade(&world)));
     tokio::spawn(async move {
         let until = async move {
             let _ = ended.wait_for(|&over| over).await;
         };
-        if let Err(error) = door.serve(world, presentation, until).await {
-            eprintln!("fairway: the front door failed: {error}");
+        if let Err(error) = listener.serve(world, presentation, until).await {
+            eprintln!("fairway: the listener for clients failed: {error}");
         }
     });
     Ok(address)

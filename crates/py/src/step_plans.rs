@@ -21,7 +21,7 @@ use crate::wrong;
 #[pyclass(frozen, name = "StepPlan", module = "fairway._native")]
 pub(crate) struct PyStepPlan {
     problem: Arc<Problem>,
-    ways: Arc<Vec<Vec<Execution>>>,
+    options: Arc<Vec<Vec<Execution>>>,
     least: Nanos,
     planned: Planned,
 }
@@ -67,24 +67,24 @@ impl PyStepPlan {
     /// By task that communicates: its name and its execution option.
     #[getter]
     fn choices(&self) -> Vec<(String, String)> {
-        let nodes = self.problem.nodes().iter().zip(&*self.ways).zip(&self.planned.plan.chosen);
-        let communicates = nodes.filter(|((_, ways), _)| !ways.is_empty());
+        let nodes = self.problem.nodes().iter().zip(&*self.options).zip(&self.planned.plan.chosen);
+        let communicates = nodes.filter(|((_, options), _)| !options.is_empty());
         communicates
-            .map(|((node, ways), &chosen)| {
-                (node.name.to_string(), ways[chosen as usize].to_string())
+            .map(|((node, options), &chosen)| {
+                (node.name.to_string(), options[chosen as usize].to_string())
             })
             .collect()
     }
 
     #[getter]
     fn script(&self) -> PyScript {
-        PyScript(Arc::new(RankSchedule::of(&self.problem, &self.ways, &self.planned.plan)))
+        PyScript(Arc::new(RankSchedule::of(&self.problem, &self.options, &self.planned.plan)))
     }
 
     /// Spans of a schedule of `steps` steps: step, task, motif, channel, start, end (ns).
     #[allow(clippy::type_complexity)]
     fn spans(&self, steps: u32) -> Vec<(u32, u32, Option<u32>, Option<u32>, u64, u64)> {
-        let unrolled = Unrolled::new(&self.problem, &self.ways, steps.max(1));
+        let unrolled = Unrolled::new(&self.problem, &self.options, steps.max(1));
         let policy = Policy::Fixed(self.planned.plan.order.clone());
         let (_, spans) = StepScheduler::new(&unrolled, policy).spans(&self.planned.plan.chosen);
         let of = |span: &plan::ScheduledSpan| {
@@ -122,33 +122,37 @@ pub(crate) fn plan_step(
     let (evaluations, chains, seed) = limits;
     let limits = SearchLimits { evaluations, chains, seed };
     py.detach(|| {
-        let ways = |node: &StepNode| match &node.op {
+        let options = |node: &StepNode| match &node.op {
             StepOp::Collective(op) => {
                 executions(&op.collective, op.element_bytes, &costs, &variety)
             }
             _ => Vec::new(),
         };
-        let ways: Vec<Vec<Execution>> = problem.nodes().iter().map(ways).collect();
+        let options: Vec<Vec<Execution>> = problem.nodes().iter().map(options).collect();
         let problem = problem.on(&costs);
-        let planned = compare(&problem, &ways, &hand, &limits);
+        let planned = compare(&problem, &options, &hand, &limits);
         let rates: Vec<BitsPerSecond> = costs.iter().map(|cost| cost.rate).collect();
-        let least = least_period(&problem, &ways, &rates);
-        let (problem, ways) = (Arc::new(problem), Arc::new(ways));
-        let of =
-            |planned| PyStepPlan { problem: problem.clone(), ways: ways.clone(), least, planned };
+        let least = least_period(&problem, &options, &rates);
+        let (problem, options) = (Arc::new(problem), Arc::new(options));
+        let of = |planned| PyStepPlan {
+            problem: problem.clone(),
+            options: options.clone(),
+            least,
+            planned,
+        };
         Ok(planned.into_iter().map(of).collect())
     })
 }
 
 /// All execution options of a collective: name, and predicted time alone (ns).
 #[pyfunction]
-pub(crate) fn collective_ways(
+pub(crate) fn collective_options(
     collective: &PyCollective,
     element: u32,
     costs: Vec<CostArguments>,
     segments: Vec<u64>,
 ) -> PyResult<Vec<(String, u64)>> {
     let (costs, variety) = channels_of(costs, segments)?;
-    let ways = executions(&collective.0, element, &costs, &variety);
-    Ok(ways.iter().map(|way| (way.to_string(), way.alone().0)).collect())
+    let options = executions(&collective.0, element, &costs, &variety);
+    Ok(options.iter().map(|option| (option.to_string(), option.alone().0)).collect())
 }

@@ -97,7 +97,7 @@ def _table(title: str, found: list[Sharing]) -> Table:
     table = Table(*columns, title=title)
     for one in found:
         table.add_row(
-            one.way,
+            one.policy,
             f"{one.end_s:,.1f} s",
             f"{100 * one.used:.1f} %",
             f"{statistics.fmean(one.waits_s):,.2f} s",

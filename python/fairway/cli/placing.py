@@ -159,13 +159,13 @@ def _show(
     placed: ModelPlacement, options: TableOptions, table: Callable[[Sequence[Any]], Table]
 ) -> None:
     """Prints all configurations as JSON, or the first of them as a table."""
-    ways = placed.strategies
+    strategies = placed.strategies
     if options.as_json:
-        print(json.dumps([asdict(way) for way in ways]))
+        print(json.dumps([asdict(strategy) for strategy in strategies]))
         return
-    results().print(table(ways[: options.rows]))
-    if len(ways) > options.rows:
-        note(f"{len(ways)} configurations fit in memory; the first {options.rows} are shown")
+    results().print(table(strategies[: options.rows]))
+    if len(strategies) > options.rows:
+        note(f"{len(strategies)} configurations fit in memory; the first {options.rows} are shown")
 
 
 CUT_COLUMNS = (
@@ -180,10 +180,10 @@ CUT_MEANINGS = (
 )
 
 
-def _table_of_cuts(title: str, ways: Sequence[Any]) -> Table:
+def _table_of_cuts(title: str, strategies: Sequence[Any]) -> Table:
     table = _narrow_table(title, CUT_COLUMNS, CUT_MEANINGS)
-    for way in ways:
-        cut, step = way.parallelism, way.step
+    for strategy in strategies:
+        cut, step = strategy.parallelism, strategy.step
         counts = (cut.data, cut.tensor, cut.pipeline, cut.expert, cut.micro_batch)
         times = (step.total_s, step.bubble_s, step.gradients_s)
         table.add_row(
@@ -232,19 +232,19 @@ MEANINGS = (
 )
 
 
-def _table(title: str, ways: Sequence[Any]) -> Table:
+def _table(title: str, strategies: Sequence[Any]) -> Table:
     table = _narrow_table(title, COLUMNS, MEANINGS)
-    for way in ways:
+    for strategy in strategies:
         table.add_row(
-            f"{way.batch:,}",
-            f"{way.copies:,}",
-            f"{way.devices:,}",
-            f"{way.width:,}",
-            _duration(way.step_s),
-            _duration(way.bound_s),
-            f"{way.steps:,}",
-            _duration(way.total_s),
-            f"{way.memory_bytes / 2**30:.1f}",
+            f"{strategy.batch:,}",
+            f"{strategy.copies:,}",
+            f"{strategy.devices:,}",
+            f"{strategy.width:,}",
+            _duration(strategy.step_s),
+            _duration(strategy.bound_s),
+            f"{strategy.steps:,}",
+            _duration(strategy.total_s),
+            f"{strategy.memory_bytes / 2**30:.1f}",
         )
     return table
 

@@ -107,7 +107,7 @@ class Placed:
     """A model with all strategies that fit in memory; see :func:`place_blocks`.
 
     Attributes:
-        ways: strategies with predicted times, the fastest first.
+        strategies: strategies with predicted times, the fastest first.
     """
 
     def __init__(
@@ -115,39 +115,42 @@ class Placed:
         blocks: list[Block],
         islands: list[list[jax.Device]],
         training: Training,
-        ways: list[TrainingStrategy],
+        strategies: list[TrainingStrategy],
         stages: Callable[[Sequence[Sequence[jax.Device]]], Split],
     ) -> None:
-        self.ways = ways
+        self.strategies = strategies
         self._blocks = blocks
         self._islands = islands
         self._training = training
         self._stages = stages
 
     def __repr__(self) -> str:
-        shown = [f"{way}: {1e3 * way.step_s:.3f} ms a step predicted" for way in self.ways[:SHOWN]]
-        if len(self.ways) > SHOWN:
-            shown.append(f"and {len(self.ways) - SHOWN} more")
+        shown = [
+            f"{strategy}: {1e3 * strategy.step_s:.3f} ms a step predicted"
+            for strategy in self.strategies[:SHOWN]
+        ]
+        if len(self.strategies) > SHOWN:
+            shown.append(f"and {len(self.strategies) - SHOWN} more")
         return f"Placed, {len(self._blocks)} blocks, the fastest first:\n  " + "\n  ".join(shown)
 
-    def trainer(self, way: TrainingStrategy | None = None) -> tuple[Trainer, list[Any]]:
+    def trainer(self, strategy: TrainingStrategy | None = None) -> tuple[Trainer, list[Any]]:
         """The trainer of a strategy, by default the fastest, and the argument of its ``init``.
 
         Its ``step`` runs as any program of Fairway does.
         """
-        way = self.ways[0] if way is None else way
-        islands = self._islands[: way.islands]
-        if way.kind == "pipeline":
+        strategy = self.strategies[0] if strategy is None else strategy
+        islands = self._islands[: strategy.islands]
+        if strategy.kind == "pipeline":
             cut = self._stages(islands)
             made = Pipeline(
                 cut.stages,
                 self._training.loss,
                 self._training.optimizer,
-                microbatches=way.microbatches,
-                schedule=way.schedule,
+                microbatches=strategy.microbatches,
+                schedule=strategy.schedule,
             )
             return made, cut.parameters
-        kind = Replicas if way.kind == "replicas" else Sharded
+        kind = Replicas if strategy.kind == "replicas" else Sharded
         functions = [block.apply for block in self._blocks]
         parameters = [block.parameters for block in self._blocks]
         return kind(functions, islands, self._training.loss, self._training.optimizer), parameters

@@ -57,7 +57,7 @@ class Sharing:
     """Schedule of all jobs under one allocation policy.
 
     Attributes:
-        way: name of the policy.
+        policy: name of the policy.
         times_s: start and end of each job.
         waits_s: queueing time of each job.
         stays: job, first device, number of devices, start, end.
@@ -67,7 +67,7 @@ class Sharing:
         used: device utilisation until the last job ends, as a fraction.
     """
 
-    way: str
+    policy: str
     times_s: Sequence[tuple[float, float]]
     waits_s: Sequence[float]
     stays: Sequence[tuple[int, int, int, float, float]]
@@ -198,10 +198,10 @@ def share(
         (round(1e9 * job.arrives_s), job.devices, round(1e9 * job.steps * step_s(job)))
         for job in jobs
     ]
-    ways: dict[str, tuple[bool, int | None]] = {"any devices": (False, None)}
+    policies: dict[str, tuple[bool, int | None]] = {"any devices": (False, None)}
     if is_ring:
-        ways = {"neighbours": (True, None), "neighbours, by a switch": (True, delay_ns)}
-    for way, given in ways.items():
+        policies = {"neighbours": (True, None), "neighbours, by a switch": (True, delay_ns)}
+    for policy, given in policies.items():
         try:
             times, stays, moves, apart = _native.share_devices(devices, asked, *given)
         except ValueError as error:
@@ -209,7 +209,7 @@ def share(
         held = sum(count * (to - begin) for _, _, count, begin, to in stays)
         end = max((to for _, to in times), default=0)
         yield Sharing(
-            way,
+            policy,
             [(begin / 1e9, to / 1e9) for begin, to in times],
             [(begin - at) / 1e9 for (begin, _), (at, _, _) in zip(times, asked, strict=True)],
             [(job, first, count, a / 1e9, b / 1e9) for job, first, count, a, b in stays],
@@ -235,7 +235,7 @@ def draw(path: Path, title: str, devices: int, sharings: Sequence[Sharing]) -> N
                         [(begin, end - begin)], (low, high - low), color=colours[job % 20]
                     )
         panel.set(
-            title=f"{sharing.way}: {100 * sharing.used:.0f} % used, {sharing.moves} moves",
+            title=f"{sharing.policy}: {100 * sharing.used:.0f} % used, {sharing.moves} moves",
             ylabel="device",
             ylim=(0, devices),
         )

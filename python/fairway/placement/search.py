@@ -165,7 +165,7 @@ def search_strategies(
     def found(largest: int) -> list[PlacementStrategy]:
         with _refused():
             every = interconnect.search_strategies(known, list(curve), bounds, largest, progress)
-        ways = [
+        strategies = [
             PlacementStrategy(
                 batch,
                 steps,
@@ -179,17 +179,17 @@ def search_strategies(
             )
             for batch, steps, (copies, width), times, memory, shards, rule in every
         ]
-        return sorted(ways, key=lambda way: way.total_s)
+        return sorted(strategies, key=lambda strategy: strategy.total_s)
 
     if bounds.spread_max:
-        ways = found(bounds.spread_max)
+        strategies = found(bounds.spread_max)
     else:
-        ways = _widened(found, interconnect.devices, stopped)
-    if not ways:
+        strategies = _widened(found, interconnect.devices, stopped)
+    if not strategies:
         raise PlacementError(
-            "there is no way to spread it: batches and devices have no common part"
+            "there is no strategy to spread it: batches and devices have no common part"
         )
-    return ways
+    return strategies
 
 
 def _widened(
@@ -202,7 +202,7 @@ def _widened(
     Raises:
         CapacityError: none fits in memory.
     """
-    ways: list[PlacementStrategy] = []
+    strategies: list[PlacementStrategy] = []
     full: CapacityError | None = None
     largest, gained = 1, 1
     while True:
@@ -210,12 +210,12 @@ def _widened(
             wider = found(largest)
         except CapacityError as error:
             wider, full = [], error
-        if wider and (not ways or wider[0].total_s < ways[0].total_s):
+        if wider and (not strategies or wider[0].total_s < strategies[0].total_s):
             gained = largest
-        ways = wider or ways
+        strategies = wider or strategies
         if largest >= devices:
             break
-        if ways and largest >= gained << PATIENCE:
+        if strategies and largest >= gained << PATIENCE:
             if stopped is not None:
                 stopped(
                     f"copies on more than {largest} of {devices} devices were not evaluated: none "
@@ -223,9 +223,9 @@ def _widened(
                 )
             break
         largest *= 2
-    if full is not None and not ways:
+    if full is not None and not strategies:
         raise full
-    return ways
+    return strategies
 
 
 def evaluate_strategy(

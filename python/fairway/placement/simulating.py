@@ -73,8 +73,8 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         graph = MODELS[found[1]]().graph(V100, SAMPLES)
         bounds = SearchBounds(V100.memory_bytes)
         if found[3] is None:
-            way = search_strategies(graph, interconnect, [(batch, 1)], bounds)[0]
-            copies, width = way.copies, way.width
+            strategy = search_strategies(graph, interconnect, [(batch, 1)], bounds)[0]
+            copies, width = strategy.copies, strategy.width
         else:
             copies, width = int(found[3]), interconnect.devices
         carried = evaluate_strategy(graph, interconnect, Replication(batch, copies, width), bounds)

@@ -68,7 +68,7 @@ DATA_PARALLEL = "Elect-Flat (DP)"
 
 
 def _interconnect(fabric: str, gbit: float, gpus: int) -> Any:
-    # A ring needs at least two wavelengths each way: low rates use slower wavelengths.
+    # A ring needs at least two wavelengths in each direction: low rates use slower wavelengths.
     wavelengths = max(8, round(gbit / 25))
     given = {"gpus": gpus, "gbit": gbit, "wavelengths": wavelengths, "each": gbit / wavelengths}
     return read_topology(FABRICS[fabric].format(**given)).interconnect
@@ -103,18 +103,18 @@ def _figure_5(name: str, progress: Progress) -> Figure:
         return best(name, fabric, gbit)
 
     # The search releases the GIL, so threads suffice to use all cores.
-    ways = {}
+    strategies = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for point, way in zip(points, pool.map(found, points), strict=True):
+        for point, strategy in zip(points, pool.map(found, points), strict=True):
             progress(f"Figure {MODEL_FIGURES[name]}: {name}, {point[1]}, {point[0]} Gbit/s")
-            ways[point] = way
+            strategies[point] = strategy
     rows = []
     for gbit in GIGABITS:
         row: dict[str, Any] = {"Gbit/s": gbit}
         for fabric in (*FABRICS, DATA_PARALLEL):
-            way = ways[gbit, fabric]
-            row[fabric] = way.total_s / 60 if way else None
-            row[f"{fabric}: copies"] = way.copies if way else None
+            strategy = strategies[gbit, fabric]
+            row[fabric] = strategy.total_s / 60 if strategy else None
+            row[f"{fabric}: copies"] = strategy.copies if strategy else None
         rows.append(row)
     return Figure(
         MODEL_FIGURES[name], f"minutes to train {name} on {GPUS} GPUs", rows, _claims(rows)
@@ -165,7 +165,7 @@ def figure_scale(progress: Progress) -> Figure:
     most = max(value for name, value in rows[-1].items() if name != "GPUs")
     return Figure(
         "scale",
-        "seconds to find the best way",
+        "seconds to find the best strategy",
         rows,
         f"on {rows[-1]['GPUs']} GPUs a search takes at most {most:.1f} s",
     )
@@ -173,25 +173,25 @@ def figure_scale(progress: Progress) -> Figure:
 
 def figure_delays(progress: Progress) -> Figure:
     """Gain of reconfiguring circuits during a step, by reconfiguration delay."""
-    ways = {}
+    strategies = {}
     for name in MODEL_FIGURES:
         progress(f"circuits set once: {name}")
-        way = best(name, "SiP-OCS", GIGABITS[-1])
-        if way is not None:
-            ways[name] = way
+        strategy = best(name, "SiP-OCS", GIGABITS[-1])
+        if strategy is not None:
+            strategies[name] = strategy
     rows = []
     for delay_us in DELAYS_US:
         row: dict[str, Any] = {"us": delay_us}
         every_us = max(100, INTERVALS * delay_us)
         text = f"{FABRICS['SiP-OCS']},every={every_us}us,delay={delay_us}us"
         interconnect = read_topology(text.format(gpus=GPUS, gbit=GIGABITS[-1])).interconnect
-        for name, way in ways.items():
+        for name, strategy in strategies.items():
             progress(f"circuits that change in {delay_us} us: {name}")
-            strategy = Replication(way.batch, way.copies, way.width)
-            carried = evaluate_strategy(_model(name)[1], interconnect, strategy, BOUNDS)
-            row[name] = way.step_s / carried.seconds
+            again = Replication(strategy.batch, strategy.copies, strategy.width)
+            carried = evaluate_strategy(_model(name)[1], interconnect, again, BOUNDS)
+            row[name] = strategy.step_s / carried.seconds
         rows.append(row)
-    gains = [[row[name] for name in ways] for row in (rows[0], rows[-1])]
+    gains = [[row[name] for name in strategies] for row in (rows[0], rows[-1])]
     fast, slow = (f"{min(gain):.3f} to {max(gain):.3f}" for gain in gains)
     return Figure(
         "delays",

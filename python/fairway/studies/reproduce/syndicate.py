@@ -169,7 +169,7 @@ def figure_15(progress: Progress) -> Figure:
 def _ways(collective: Collective, channel: int) -> dict[str, float]:
     """Returns milliseconds of each strategy on one channel, by its name."""
     given = [production.CHANNELS[channel].terms]
-    found = _native.collective_ways(collective, 4, given, [1])
+    found = _native.collective_options(collective, 4, given, [1])
     return {name.partition(" x")[0]: time / 1e6 for name, time in found}
 
 
