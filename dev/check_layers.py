@@ -1,7 +1,7 @@
 """Checks that imports follow the layers.
 
-Crates: base <- ir, fabric <- cost <- place; ir <- plan <- route <- control <- {sim, run} <- ifrt <-
-py; ir, fabric <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's
+Crates: base <- ir, topology <- cost <- place; ir <- plan <- route <- control <- {sim, run} <- ifrt <-
+py; ir, topology <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's
 client side use jaxlib's internals, code that runs on hosts does not import daemon or command line,
 and the product does not import the studies of the papers. A visible type has a unique name.
 """
@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 CRATES = {
     "base": set(),
     "ir": {"base"},
-    "fabric": {"base"},
-    "cost": {"base", "fabric"},
-    "place": {"base", "ir", "fabric", "cost"},
+    "topology": {"base"},
+    "cost": {"base", "topology"},
+    "place": {"base", "ir", "topology", "cost"},
     "plan": {"base", "ir"},
-    "route": {"base", "ir", "fabric", "plan"},
-    "protocol": {"base", "ir", "fabric"},
-    "control": {"base", "ir", "fabric", "place", "route", "protocol"},
-    "sim": {"base", "ir", "fabric", "place", "route", "protocol", "control"},
-    "run": {"base", "ir", "fabric", "plan", "route", "protocol", "control"},
-    "ifrt": {"base", "ir", "fabric", "route", "protocol", "control", "run"},
+    "route": {"base", "ir", "topology", "plan"},
+    "protocol": {"base", "ir", "topology"},
+    "control": {"base", "ir", "topology", "place", "route", "protocol"},
+    "sim": {"base", "ir", "topology", "place", "route", "protocol", "control"},
+    "run": {"base", "ir", "topology", "plan", "route", "protocol", "control"},
+    "ifrt": {"base", "ir", "topology", "route", "protocol", "control", "run"},
     "py": {
-        "base", "ir", "fabric", "cost", "place", "plan", "route", "protocol", "control", "sim",
+        "base", "ir", "topology", "cost", "place", "plan", "route", "protocol", "control", "sim",
         "run", "ifrt",
     },
 }  # fmt: skip

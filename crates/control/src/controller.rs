@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{ClientId, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
-use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use protocol::{CommandTicket, HostInfo};
 use rustc_hash::FxHashMap;
+use topology::{Cluster, Device};
 
 use crate::capture::Log;
 use crate::clients::ClientState;

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, DeviceId, HostId, Nanos, Status, TransferTag};
-use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
+use topology::Cluster;
 
 use crate::collective_deps::Waits;
 use crate::programs::{Executable, Lowered};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use base::{
     BufferId, Bytes, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
 };
-use fabric::Cluster;
 use ir::{ArraySpec, Operation, Program, Sharding, Work};
 use protocol::Command;
 use smallvec::SmallVec;
+use topology::Cluster;
 
 use crate::events::{Handle, RequestId};
 use crate::objects::Buffer;

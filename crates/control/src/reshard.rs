@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
-use fabric::Cluster;
 use ir::ArraySpec;
 use protocol::{AssembledShard, Command};
+use topology::Cluster;
 
 use crate::transfer;
 

@@ -19,10 +19,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ClientId, ExecutableId, HostId, IslandId, Nanos};
-use fabric::Cluster;
 use protocol::Command;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use topology::Cluster;
 
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;

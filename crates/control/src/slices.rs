@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use base::{ClientId, Code, DeviceId, IslandId, Status};
-use fabric::Cluster;
+use topology::Cluster;
 
 /// First virtual device number; physical device numbers are below.
 const FIRST: u32 = 1 << 20;

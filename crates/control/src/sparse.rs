@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, Bytes, HostId, TransferTag};
-use fabric::Cluster;
 use ir::{ArraySpec, Ends, Sparse};
 use protocol::{
     Command, GivenGroup, GroupCollective, MadeGroup, MadeValue, PeerMessage, RowDirection,
 };
+use topology::Cluster;
 
 use crate::reshard;
 
@@ -177,8 +177,8 @@ pub(crate) fn plan(
 
 #[cfg(test)]
 mod tests {
-    use fabric::IslandSpec;
     use ir::Program;
+    use topology::IslandSpec;
 
     use super::*;
     use crate::lower;

@@ -11,9 +11,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Bytes, Channel, HostId, IslandId, Nanos, Ticks};
-use fabric::{Cluster, Dcn};
 use ir::Region;
 use route::{RouteTransfer, Timing, route};
+use topology::{Cluster, Dcn};
 
 /// Minimum total size for which a schedule is worthwhile.
 const LEAST: Bytes = Bytes(256 << 10);
@@ -146,7 +146,7 @@ pub(crate) fn messages(region: Region, bits: u64) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use base::BitsPerSecond;
-    use fabric::IslandSpec;
+    use topology::IslandSpec;
 
     use super::*;
 

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 
 use base::{Bytes, Channel, HostId, IslandId, Ticks, TransferTag};
-use fabric::Cluster;
 use ir::{ArraySpec, Region};
 use protocol::{ReceivedShard, RelayHop, ShardPiece, ShardSend};
+use topology::Cluster;
 
 use crate::stripes::{self, Crossing, StripePath};
 

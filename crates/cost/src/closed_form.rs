@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric::{Interconnect, InterconnectKind};
+use topology::{Interconnect, InterconnectKind};
 
 /// Measured all-reduce times of a number of devices: bytes and seconds, in ascending order of bytes.
 pub type ReduceTimes = Vec<(f64, f64)>;

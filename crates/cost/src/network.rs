@@ -1,14 +1,14 @@
 //! The contract between networks and what places steps on them.
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use fabric::{Interconnect, InterconnectKind};
+use topology::{Interconnect, InterconnectKind};
 
 /// Predicts how long communication takes on a network where nothing else happens.
 ///
 /// ```
 /// use base::{Bytes, Nanos};
 /// use cost::NetworkModel;
-/// let topology: fabric::Topology = "elect-cluster:16,server=80Gbit/s,latency=1us".parse().unwrap();
+/// let topology: topology::Topology = "elect-cluster:16,server=80Gbit/s,latency=1us".parse().unwrap();
 /// let model = topology.interconnect();
 /// assert_eq!(model.transfer_time(0, 1, Bytes(1_000_000)), Nanos(2_000));
 /// assert_eq!(model.transfer_time(0, 8, Bytes(1_000_000)), Nanos(101_000));

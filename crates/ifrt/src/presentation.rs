@@ -2,7 +2,7 @@
 
 use base::ClientId;
 use control::{Controller, IslandState};
-use fabric::Device;
+use topology::Device;
 
 use crate::proto as p;
 use crate::proto::attribute_map::value::{Int64List, Value};

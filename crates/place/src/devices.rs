@@ -38,7 +38,7 @@ pub struct PlacedStep {
 /// // Devices 0 and 8 communicate, which would be on different servers.
 /// let mut step = StepGraph::new("train", 16);
 /// step.add("", StepOp::Transfer { source: 0, target: 8, size: Bytes(1 << 20) }, &[]);
-/// let cluster: fabric::Topology = "elect-cluster:16".parse().unwrap();
+/// let cluster: topology::Topology = "elect-cluster:16".parse().unwrap();
 /// let limits = PlacementLimits { evaluations: 1000, seed: 0 };
 /// let placed = place_devices(&step, cluster.interconnect(), "elect-cluster:16", &limits).unwrap();
 /// assert_eq!(placed.placement.devices[0] / 8, placed.placement.devices[8] / 8);

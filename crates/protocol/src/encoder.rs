@@ -1,8 +1,8 @@
 //! Writes messages as MessagePack.
 
 use base::HostId;
-use fabric::Cluster;
 use rmp::encode;
+use topology::Cluster;
 
 /// Appends messages for one host to a buffer.
 ///

@@ -7,9 +7,9 @@ use base::{
     BufferId, Bytes, Channel, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status,
     TransferTag,
 };
-use fabric::Cluster;
 use ir::{ArraySpec, DType, Partition, Region};
 use smallvec::{Array, SmallVec};
+use topology::Cluster;
 
 use crate::decoder::Result;
 use crate::{Decoder, Encoder, FieldSchema, MessageSchema, Role, Schema};

@@ -5,7 +5,7 @@
 //! long queue while the others arrive.
 
 use base::HostId;
-use fabric::Cluster;
+use topology::Cluster;
 
 use crate::{Command, Encoder, Field};
 

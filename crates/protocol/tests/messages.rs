@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use base::HostId;
-use fabric::{Cluster, IslandSpec};
 use proptest::prelude::*;
 use protocol::{
     Command, CommandFrames, Decode, Encoder, Field, Hello, HostReply, Report, Sample, Schema,
     decode, encode, python_module, sample_of,
 };
+use topology::{Cluster, IslandSpec};
 
 /// Random samples of each message in the golden files.
 const SAMPLES: u64 = 4;

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use route::{StepSchedule, Timing, route_step};
 
 use crate::steps::PyStepGraph;
-use crate::topology::PyTopology;
+use crate::topologies::PyTopology;
 use crate::wrong;
 
 /// Where the devices of a step are; see `ir::Placement`.

@@ -15,7 +15,7 @@ mod server;
 mod simulate;
 mod step_plans;
 mod steps;
-mod topology;
+mod topologies;
 
 use base::Status;
 use pyo3::prelude::*;
@@ -67,7 +67,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::PyDevicePlan>()?;
     module.add_class::<steps::PyStepGraph>()?;
     module.add_class::<steps::PyStepNode>()?;
-    module.add_class::<topology::PyTopology>()?;
+    module.add_class::<topologies::PyTopology>()?;
     module.add_function(wrap_pyfunction!(step_plans::plan_step, module)?)?;
     module.add_function(wrap_pyfunction!(step_plans::collective_options, module)?)?;
     module.add_function(wrap_pyfunction!(flow::place_step, module)?)?;

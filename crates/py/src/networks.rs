@@ -1,7 +1,6 @@
 //! Python bindings of fabrics, and of their simulation without a schedule.
 
 use base::{Bytes, Nanos, Ticks, VertexId};
-use fabric::{Cable, Dragonfly, Fabric, RotationalSymmetry};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use route::{
@@ -12,6 +11,7 @@ use sim::network::{
     ClockModel, Clocks, Noise, Provision, RingAllReduce, Routed, Routing, Spares, Uniform,
     measurements,
 };
+use topology::{Cable, Dragonfly, Fabric, RotationalSymmetry};
 
 use crate::plans::{HZ, PyPlan, SETTLED, TaskArguments};
 use crate::wrong;
@@ -52,7 +52,7 @@ impl PyFabric {
         Self { fabric }
     }
 
-    pub(crate) fn network(&self) -> &fabric::Network {
+    pub(crate) fn network(&self) -> &topology::Network {
         self.fabric.network()
     }
 }

@@ -5,8 +5,6 @@ use std::time::Instant;
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use cost::{ClosedForm, ReduceTimes};
-use fabric::circuits::{Demand, Wavelengths};
-use fabric::{Interconnect, InterconnectKind};
 use ir::StepGraph;
 use place::{
     Accelerator, Assigned, Balanced, Cost, DeviceModel, Edge, Op, OpError, OpGraph, OpSum,
@@ -18,6 +16,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sim::fluid::{FluidError, FluidReport, flow};
 use sim::jobs::{Arrival, DevicePool as Devices, share};
+use topology::circuits::{Demand, Wavelengths};
+use topology::{Interconnect, InterconnectKind};
 
 use crate::steps::PyStepGraph;
 use crate::wrong;

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use base::{Address, Bytes, Ticks, VertexId};
-use fabric::Fabric;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -12,6 +11,7 @@ use sim::network::{
     ChipMemory, ClockModel, Clocks, Compute, Machine, Mishap, Noise, Results, Slack, SumType,
     VECTOR, keep_slots,
 };
+use topology::Fabric;
 
 use crate::wrong;
 

@@ -9,7 +9,6 @@ use control::{
     ClientOverview, Config, Controller, Dispatch, HostOverview, IslandOverview, Overview,
     PlanOverview, SliceRequest,
 };
-use fabric::{Cluster, IslandSpec};
 use ir::{Program, ProgramError};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -18,6 +17,7 @@ use pyo3::types::{PyDict, PyList};
 use run::channel::{CONTROLLER, DataPlane};
 use run::{HostConnection, ProcessAction, World};
 use tokio::sync::{mpsc, watch};
+use topology::{Cluster, IslandSpec};
 
 use crate::{os_error, status_error};
 

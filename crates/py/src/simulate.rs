@@ -2,11 +2,11 @@
 
 use base::Nanos;
 use control::{Config, Dispatch, Share};
-use fabric::IslandSpec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sim::{ClientWork, SimClient, SimCosts, Simulation};
+use topology::IslandSpec;
 
 /// `(work, count, computation_ns, weight, priority)` of a client.
 type ClientArguments = (String, u32, u64, u32, i32);

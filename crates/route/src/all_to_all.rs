@@ -8,8 +8,8 @@
 //! Source: the multi-TSP system §2.2 and §4.2. Differs from the paper: it schedules no all-to-all.
 
 use base::{Address, Bytes, Ticks, VertexId};
-use fabric::{Fabric, RotationalSymmetry};
 use smallvec::SmallVec;
+use topology::{Fabric, RotationalSymmetry};
 
 use crate::layout::{Layout, RoutedCollective};
 use crate::paths::Path;

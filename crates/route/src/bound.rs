@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{LinkId, Ticks, VertexId};
-use fabric::Network;
+use topology::Network;
 
 use crate::schedule::RoutePlan;
 use crate::task::{Computation, Task};

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Dragonfly, Link, Network, RotationalSymmetry};
 use smallvec::smallvec;
+use topology::{Dragonfly, Link, Network, RotationalSymmetry};
 
 use crate::fill::{ChipMove, ChipPiece, Filled, Lead, fill, leads};
 use crate::forest::{self, Along};

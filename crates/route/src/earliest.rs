@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::{LinkId, Ticks, VertexId};
-use fabric::Network;
+use topology::Network;
 
 use crate::bookings::Bookings;
 use crate::paths::{Path, traced};

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use base::VertexId;
-use fabric::{Network, RotationalSymmetry};
+use topology::{Network, RotationalSymmetry};
 
 /// The transfer of a piece over the links of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Link, Network, RotationalSymmetry};
 use smallvec::SmallVec;
+use topology::{Link, Network, RotationalSymmetry};
 
 use crate::bound::busiest;
 use crate::layout::{Layout, RoutedCollective};

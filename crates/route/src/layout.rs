@@ -1,7 +1,7 @@
 //! Memory layout of a collective's data.
 
 use base::{Address, VertexId};
-use fabric::RotationalSymmetry;
+use topology::RotationalSymmetry;
 
 use crate::schedule::RoutePlan;
 

@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use base::{Bytes, VertexId};
-//! use fabric::{Dragonfly, LinkModel};
+//! use topology::{Dragonfly, LinkModel};
 //! use route::{Timing, RouteTransfer, route};
 //!
 //! let node = Dragonfly::new(8, LinkModel::default()).unwrap();

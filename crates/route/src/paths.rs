@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use base::{LinkId, VertexId};
-use fabric::Network;
 use smallvec::SmallVec;
+use topology::Network;
 
 /// A path: links in order.
 pub(crate) type Path = SmallVec<[LinkId; 3]>;

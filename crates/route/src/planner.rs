@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use base::{Bytes, Ticks, VertexId};
-use fabric::{Network, RotationalSymmetry};
 use smallvec::SmallVec;
 use thiserror::Error;
+use topology::{Network, RotationalSymmetry};
 
 use crate::bookings::Bookings;
 use crate::earliest;

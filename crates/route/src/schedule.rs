@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use base::{Bytes, LinkId, Nanos, Ticks};
-use fabric::{Link, Network, RotationalSymmetry};
 use smallvec::SmallVec;
+use topology::{Link, Network, RotationalSymmetry};
 
 use crate::task::Task;
 

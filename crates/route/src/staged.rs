@@ -9,8 +9,8 @@
 //! each link carries a range of the tensor.
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Dragonfly, RotationalSymmetry};
 use smallvec::smallvec;
+use topology::{Dragonfly, RotationalSymmetry};
 
 use crate::layout::{Layout, RoutedCollective};
 use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};

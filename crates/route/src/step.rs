@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BitsPerSecond, Bytes, VertexId};
-use fabric::Network;
 use ir::{CollectiveOp, StepGraph, StepGraphError, StepOp};
 use plan::{ChannelCost, Execution, SearchSpace, executions};
 use thiserror::Error;
+use topology::Network;
 
 use crate::planner::{RouteError, route};
 use crate::schedule::{RoutePlan, Timing};
@@ -74,7 +74,7 @@ pub struct StepSchedule {
 ///
 /// ```
 /// use base::{Bytes, Nanos};
-/// use fabric::Topology;
+/// use topology::Topology;
 /// use ir::{Collective, Dependency, Devices, StepGraph, StepOp};
 /// let all: Devices = (0..8).collect();
 /// let mut graph = StepGraph::new("train", 8);

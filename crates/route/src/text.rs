@@ -6,8 +6,8 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use base::{Bytes, LinkId, Nanos, Ticks, VertexId};
-use fabric::{Network, RotationalSymmetry};
 use thiserror::Error;
+use topology::{Network, RotationalSymmetry};
 
 use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train};
 use crate::step::StepSchedule;
@@ -83,7 +83,7 @@ impl StepSchedule {
     /// use base::Bytes;
     /// use ir::{StepGraph, StepOp};
     /// use route::{StepSchedule, Timing, route_step};
-    /// let ring: fabric::Topology = "ring:4".parse().unwrap();
+    /// let ring: topology::Topology = "ring:4".parse().unwrap();
     /// let network = ring.links().unwrap().network();
     /// let mut step = StepGraph::new("train", 4);
     /// step.add("", StepOp::Transfer { source: 0, target: 2, size: Bytes(4096) }, &[]);

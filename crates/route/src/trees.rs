@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 
 use base::LinkId;
-use fabric::Network;
 use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, NodeIndex};
 use smallvec::SmallVec;
+use topology::Network;
 
 use crate::paths::Path;
 

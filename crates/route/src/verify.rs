@@ -1,8 +1,8 @@
 //! Verifies a schedule independently of how it was made.
 
 use base::{LinkId, Ticks, VertexId};
-use fabric::Network;
 use thiserror::Error;
+use topology::Network;
 
 use crate::schedule::{RoutePlan, Train};
 use crate::task::{Computation, RouteTransfer, Task};

@@ -1,13 +1,13 @@
 //! Collectives: results are correct, and schedules are close to the bound that links set.
 
 use base::{Address, BitsPerSecond, Bytes, Nanos, Random, Ticks, VertexId};
-use fabric::{
-    Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, Topology, torus,
-};
 use proptest::prelude::*;
 use route::{
     Fault, RouteError, RoutePlan, RoutedCollective, Timing, all_gather, all_reduce, all_reduce_on,
     all_to_all, broadcast, reduce_scatter, verify,
+};
+use topology::{
+    Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, Topology, torus,
 };
 
 fn fabric(name: &str) -> Fabric {

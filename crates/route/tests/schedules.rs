@@ -1,12 +1,12 @@
 //! Schedules of transfers: the paper's examples, and that every schedule passes verification.
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
-use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
 use proptest::prelude::*;
 use route::{
     Computation, Fault, RouteError, RoutePlan, RouteTransfer, Schedule, Task, Timing, Train,
     lower_bound, route, verify,
 };
+use topology::{Cable, Dragonfly, Link, LinkModel, Network, torus};
 
 fn node() -> Dragonfly {
     Dragonfly::new(8, LinkModel::default()).expect("a node can be")

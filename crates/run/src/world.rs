@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
 use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
-use fabric::{Cluster, IslandSpec};
 use parking_lot::{Mutex, RwLock};
 use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
+use topology::{Cluster, IslandSpec};
 
 use crate::channel::{CONTROLLER, DataPlane};
 

@@ -9,10 +9,10 @@ use control::{
     Config, Controller, Effect, Event, Handle, IslandState, PutShard, Reply, Request, Share,
     SliceRequest,
 };
-use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use protocol::{Command, Compiled, HostReply, ReceivedShard, Report};
 use smallvec::smallvec;
+use topology::{Cluster, IslandSpec};
 
 use crate::binding::RunOf;
 use crate::modelled;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag};
 use control::{Config, Controller, Effect, Event, Reply, Request};
-use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
 use protocol::Command;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
+use topology::{Cluster, IslandSpec};
 
 use crate::client::{ClientWork, SimClient};
 use crate::costs::SimCosts;

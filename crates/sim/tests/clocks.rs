@@ -2,9 +2,9 @@
 //! happens when they do not.
 
 use base::{Bytes, VertexId};
-use fabric::{Dragonfly, LinkModel};
 use route::{RoutePlan, Timing, all_gather};
 use sim::network::{ClockError, ClockModel, Clocks, MEASURED, Slack, keep_slots, measurements};
+use topology::{Dragonfly, LinkModel};
 
 const HZ: f64 = 900e6;
 /// Cycles after which clocks with random initial offsets are synchronised.

@@ -2,8 +2,8 @@
 
 use base::{ClientId, Nanos};
 use control::{Config, Dispatch, Share};
-use fabric::IslandSpec;
 use sim::{ClientWork, DispatchReport, SimClient, SimCosts, Simulation};
+use topology::IslandSpec;
 
 const MILLISECOND: u64 = 1_000_000;
 

@@ -1,10 +1,10 @@
 //! Placed steps over interconnects, in virtual time.
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring, Topology};
 use ir::{Collective, Dependency, StepGraph, StepOp};
 use proptest::prelude::*;
 use sim::fluid::flow;
+use topology::{Clos, Faults, Interconnect, InterconnectKind, Ring, Topology};
 
 fn flat(devices: u32) -> Interconnect {
     // One byte per nanosecond.

@@ -2,7 +2,6 @@
 //! detected, and results do not depend on the number of threads.
 
 use base::{Address, Bytes, Random, Ticks, VertexId};
-use fabric::{Dragonfly, LinkModel, Network};
 use proptest::prelude::*;
 use route::{
     Computation, RoutePlan, RouteTransfer, RoutedCollective, Task, Timing, all_gather,
@@ -12,6 +11,7 @@ use sim::network::{
     ChipMemory, Compute, ENCODED, Encoded, Machine, MachineError, MachineReport, Mishap, Noise,
     Nothing, Results, SumType, VECTOR, decode, encode,
 };
+use topology::{Dragonfly, LinkModel, Network};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("it can be")

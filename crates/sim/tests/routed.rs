@@ -1,9 +1,9 @@
 //! The network without a schedule: messages queue, and their latencies depend on contention.
 
 use base::{Bytes, Ticks, VertexId};
-use fabric::{Fabric, Topology};
 use route::{RouteTransfer, Timing, route, verify};
 use sim::network::{Machine, Message, Nothing, RingAllReduce, Routed, Routing, Traffic, Uniform};
+use topology::{Fabric, Topology};
 
 fn fabric(name: &str) -> Fabric {
     let topology: Topology = name.parse().expect("it can be");

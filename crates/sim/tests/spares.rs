@@ -1,8 +1,8 @@
 //! Nodes that fail, links that break and transient errors: the result is correct all the same.
 
 use base::{LinkId, VertexId};
-use fabric::{Dragonfly, LinkModel};
 use sim::network::{Noise, Provision, SpareError, Spares};
+use topology::{Dragonfly, LinkModel};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("it can be")

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
-use fabric::IslandSpec;
+use topology::IslandSpec;
 
 use super::Controller;
 use crate::events::Effect;
@@ -50,7 +50,7 @@ impl Controller {
         if self.cluster.island(id).is_none() || self.island_state(id) == IslandState::Removed {
             return refused(Code::NotFound, format!("there is no island {id}"));
         }
-        let is_other = |island: &fabric::Island| {
+        let is_other = |island: &topology::Island| {
             island.id != id && self.island_state(island.id) == IslandState::Up
         };
         if !self.cluster.islands().iter().any(is_other) {

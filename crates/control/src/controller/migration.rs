@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, ClientId, Code, DeviceId, HostId, IslandId, Status, TransferTag};
-use fabric::Island;
 use ir::ArraySpec;
 use protocol::Command;
 use smallvec::smallvec;
+use topology::Island;
 
 use super::Controller;
 use crate::events::Handle;

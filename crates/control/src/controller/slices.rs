@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use base::{Bytes, ClientId, Code, DeviceId, HostId, Status};
-use fabric::Island;
 use place::min_cost_contiguous_range;
+use topology::Island;
 
 use super::Controller;
 use crate::islands::IslandState;

@@ -19,10 +19,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId};
-use fabric::Device;
 use ir::ArraySpec;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use topology::Device;
 
 use crate::programs::{Dataflow, Executable, ExecutableForm};
 use crate::submissions::Out;

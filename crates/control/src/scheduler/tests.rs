@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::{BufferId, InputId, Status};
-use fabric::IslandSpec;
 use protocol::Acknowledge;
 use smallvec::smallvec;
+use topology::IslandSpec;
 
 use super::*;
 use crate::accounts::Share;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::{BitsPerSecond, DeviceId};
-use fabric::IslandSpec;
 use ir::{DType, Partition, Sharding};
+use topology::IslandSpec;
 
 use super::*;
 

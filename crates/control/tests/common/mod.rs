@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use base::{HostId, Nanos};
 use control::{Config, Controller, Effect, Event};
-use fabric::{Cluster, IslandSpec};
 use protocol::HostInfo;
+use topology::{Cluster, IslandSpec};
 
 pub fn controller(islands: u32, hosts: u32) -> Controller {
     let spec = IslandSpec::new(hosts, 1);

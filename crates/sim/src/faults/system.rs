@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BitsPerSecond, BufferId, ExecutableId, HostId, Nanos, Random};
 use control::{Config, Controller, Effect, Event};
-use fabric::{Cluster, IslandSpec};
 use protocol::{Command, Report};
+use topology::{Cluster, IslandSpec};
 
 use super::checks::Troubles;
 use super::event::{SimEvent, ToHost};

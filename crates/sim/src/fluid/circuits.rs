@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use fabric::circuits::{Demand, Direction, Leaves, Wavelengths, circuits};
-use fabric::{Clos, Interconnect, InterconnectKind, Ring};
 use rustc_hash::FxHashMap;
+use topology::circuits::{Demand, Direction, Leaves, Wavelengths, circuits};
+use topology::{Clos, Interconnect, InterconnectKind, Ring};
 
 use super::rates::{SharePath, Shares, bytes_per_ns};
 

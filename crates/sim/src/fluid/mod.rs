@@ -15,10 +15,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use base::{Bytes, Nanos};
-use fabric::{Around, Interconnect, InterconnectKind};
 use ir::{CollectiveKind, StepGraph, StepGraphError, StepOp, Successors};
 use place::OpError;
 use thiserror::Error;
+use topology::{Around, Interconnect, InterconnectKind};
 
 use rates::{SharePath, bytes_per_ns};
 use ways::Ways;

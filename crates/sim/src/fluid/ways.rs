@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fabric::{Interconnect, InterconnectKind, LinkPaths};
 use rustc_hash::FxHashMap;
+use topology::{Interconnect, InterconnectKind, LinkPaths};
 
 use super::circuits::Circuits;
 use super::rates::{SharePath, Shares, bytes_per_ns};

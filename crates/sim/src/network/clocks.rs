@@ -14,8 +14,8 @@
 use std::collections::VecDeque;
 
 use base::{LinkId, Random, VertexId};
-use fabric::Network;
 use thiserror::Error;
+use topology::Network;
 
 /// Cycles until a counter overflows: 8 bits, of which four values are reserved.
 pub const EPOCH: u64 = 252;

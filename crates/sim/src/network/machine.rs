@@ -13,11 +13,11 @@
 use std::collections::VecDeque;
 
 use base::{LinkId, Ticks, VertexId};
-use fabric::Network;
 use rayon::prelude::*;
 use route::{Computation, RoutePlan, Task};
 use rustc_hash::FxHashMap;
 use thiserror::Error;
+use topology::Network;
 
 use super::code::{VECTOR, decode, encode};
 use super::memory::{ChipMemory, Compute, Results, SumType};

@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 
 use base::{LinkId, Random, Ticks, VertexId};
-use fabric::Fabric;
 use route::Timing;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use topology::Fabric;
 
 /// Routing policy of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

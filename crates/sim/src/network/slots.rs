@@ -7,9 +7,9 @@
 //! Source: the multi-TSP system §2.3, §3.3, §4.4.
 
 use base::{LinkId, Random, VertexId};
-use fabric::Network;
 use route::RoutePlan;
 use thiserror::Error;
+use topology::Network;
 
 use super::clocks::{Clocks, MEASURED, kind_of, table};
 

@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 
 use base::{Bytes, LinkId, VertexId};
-use fabric::{Dragonfly, Network, NetworkError};
 use route::{Fault, RouteError, RoutePlan, Timing, all_reduce, verify};
 use thiserror::Error;
+use topology::{Dragonfly, Network, NetworkError};
 
 use super::code::VECTOR;
 use super::machine::{Incident, Machine, MachineError, MachineReport};

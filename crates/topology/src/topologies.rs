@@ -29,7 +29,7 @@ pub fn ring(chips: u32, cables: u32, model: LinkModel) -> Result<Network, Networ
 /// An extent is 0, or the link model is invalid.
 ///
 /// ```
-/// use fabric::{LinkModel, torus};
+/// use topology::{LinkModel, torus};
 /// let torus = torus(&[4, 8], LinkModel::default()).unwrap();
 /// assert_eq!((torus.endpoints(), torus.diameter()), (32, 2 + 4));
 /// ```
@@ -75,7 +75,7 @@ pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, Netwo
 /// There are fewer than 2 ports, or the link model is invalid.
 ///
 /// ```
-/// use fabric::{LinkModel, fat_tree};
+/// use topology::{LinkModel, fat_tree};
 /// let tree = fat_tree(4, LinkModel::default()).unwrap();
 /// assert_eq!((tree.endpoints(), tree.vertices(), tree.diameter()), (16, 16 + 8 + 8 + 4, 6));
 /// ```

@@ -1,15 +1,15 @@
 //! Python bindings of topologies: names, and the views made from them.
 
 use base::{BitsPerSecond, Nanos, VertexId};
-use fabric::{Cable, Fabric, Link, Network, Topology};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use topology::{Cable, Fabric, Link, Network, Topology};
 
 use crate::networks::{LinkArguments, PyFabric};
 use crate::placement::PyInterconnect;
 use crate::wrong;
 
-/// What joins devices; see `fabric::Topology`.
+/// What joins devices; see `topology::Topology`.
 #[pyclass(frozen, name = "Topology", module = "fairway._native")]
 pub(crate) struct PyTopology(pub Topology);
 

@@ -82,7 +82,7 @@ impl Dragonfly {
     /// The size cannot be wired, or the link model is invalid.
     ///
     /// ```
-    /// use fabric::{Dragonfly, LinkModel};
+    /// use topology::{Dragonfly, LinkModel};
     /// let dragonfly = Dragonfly::new(264, LinkModel::default()).unwrap();
     /// assert_eq!(dragonfly.network().diameter(), 3);
     /// assert!(Dragonfly::new(265, LinkModel::default()).is_err());

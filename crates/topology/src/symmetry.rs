@@ -23,7 +23,7 @@ impl RotationalSymmetry {
     /// Finds the symmetry with the most parts. O(divisors of the endpoints · links · log links).
     ///
     /// ```
-    /// use fabric::{RotationalSymmetry, Dragonfly, LinkModel};
+    /// use topology::{RotationalSymmetry, Dragonfly, LinkModel};
     /// let dragonfly = Dragonfly::new(264, LinkModel::default()).unwrap();
     /// let circle = RotationalSymmetry::of(dragonfly.network());
     /// assert_eq!((circle.turns(), circle.part()), (33, 8));

@@ -120,7 +120,7 @@ fn kinds() -> String {
 /// What joins devices, with the name that describes it.
 ///
 /// ```
-/// use fabric::Topology;
+/// use topology::Topology;
 /// let torus: Topology = "torus:4x4,rate=200Gbit/s".parse().unwrap();
 /// assert_eq!((torus.devices(), torus.to_string().as_str()), (16, "torus:4x4,rate=200Gbit/s"));
 /// assert!(torus.links().is_some());

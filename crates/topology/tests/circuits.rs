@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use base::Random;
-use fabric::circuits::{Circuit, Demand, Direction, Leaves, Wavelengths, circuits, permutations};
 use proptest::prelude::*;
+use topology::circuits::{Circuit, Demand, Direction, Leaves, Wavelengths, circuits, permutations};
 
 /// Checks that every wavelength of every segment serves at most one circuit, and stays the same on a
 /// circuit's whole path.

@@ -1,11 +1,11 @@
 //! Networks of all topologies: which vertices are joined, and which inputs are rejected.
 
 use base::{BitsPerSecond, Nanos, VertexId};
-use fabric::{
+use proptest::prelude::*;
+use topology::{
     Cable, Link, LinkModel, Network, NetworkError, Topology, clusters, fat_tree, ring, switch,
     torus,
 };
-use proptest::prelude::*;
 
 fn model() -> LinkModel {
     LinkModel::default()

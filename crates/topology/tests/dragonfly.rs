@@ -3,7 +3,7 @@
 //! Source: the multi-TSP system §2, Figure 2.
 
 use base::{BitsPerSecond, LinkId, VertexId};
-use fabric::{Cable, Dragonfly, DragonflyError, Fabric, LinkModel, RotationalSymmetry};
+use topology::{Cable, Dragonfly, DragonflyError, Fabric, LinkModel, RotationalSymmetry};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("the size is one of the paper's")

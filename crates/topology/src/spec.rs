@@ -37,7 +37,7 @@ impl IslandSpec {
     /// Parses `2x1x4`: two islands of one host with four devices each.
     ///
     /// ```
-    /// use fabric::IslandSpec;
+    /// use topology::IslandSpec;
     /// let islands = IslandSpec::parse("2x1x4").unwrap();
     /// assert_eq!(islands, vec![IslandSpec::new(1, 4); 2]);
     /// assert!(IslandSpec::parse("2x0x4").is_err());

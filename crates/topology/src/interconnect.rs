@@ -147,7 +147,7 @@ impl Interconnect {
     ///
     /// ```
     /// use base::{BitsPerSecond, Nanos};
-    /// use fabric::{Interconnect, InterconnectKind};
+    /// use topology::{Interconnect, InterconnectKind};
     /// let server = BitsPerSecond(400e9);
     /// let kind = InterconnectKind::Cluster { per_server: 8, server, oversubscription: 1.0 };
     /// let rate = BitsPerSecond(8e12);
