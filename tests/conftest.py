@@ -76,7 +76,7 @@ def client_environment(islands: Islands | None) -> dict[str, str]:
 def client(
     islands: Islands | None,
     code: str,
-    timeout_s: float = 60.0,
+    timeout_s: float = 180.0,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a JAX snippet as a client process to its end; stdout and stderr are merged.
@@ -138,7 +138,7 @@ class Background:
             self._lines.put(line)
         self._lines.put(None)
 
-    def hear(self, word: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    def hear(self, word: str, timeout_s: float = 180.0) -> dict[str, Any]:
         """Returns the next value that the client prints under this word; skips other lines."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -208,7 +208,7 @@ class Notebook(Background):
     def __init__(self, islands: Islands, setup: str = "") -> None:
         super().__init__(islands, textwrap.dedent(setup) + CELLS)
 
-    def run(self, code: str, timeout_s: float = 60.0) -> None:
+    def run(self, code: str, timeout_s: float = 180.0) -> None:
         """Runs code; an exception in it fails the test."""
         self.tell(json.dumps(textwrap.dedent(code)))
         error = self.hear("done", timeout_s)["error"]
