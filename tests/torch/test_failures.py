@@ -134,14 +134,14 @@ import os, resource
 import torch.distributed as dist
 if os.environ["RANK"] == "1":
     import fairway.torch
-    from fairway.torch import backend
-    meet = backend.meet
+    from fairway.torch import membership
+    meet = membership.meet
     def starved(*given):
         found = meet(*given)
         soft = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
         return found
-    backend.meet = starved
+    membership.meet = starved
 dist.init_process_group("fairway")
 """
 
