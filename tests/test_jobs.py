@@ -95,8 +95,8 @@ def test_the_command_line_shares_a_fabric(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*arguments, "--json"])
     assert found.exit_code == 0, found.output
     apart, joined = json.loads(found.stdout)
-    assert apart["way"] == "neighbours"
-    assert joined["way"] == "neighbours, by a switch"
+    assert apart["policy"] == "neighbours"
+    assert joined["policy"] == "neighbours, by a switch"
     assert len(apart["waits_s"]) == 4
     assert joined["waits_s"][3] <= apart["waits_s"][3]
     assert picture.read_bytes()[:4] == b"\x89PNG"
