@@ -19,7 +19,6 @@ from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
 
 PRELUDE = """
 import fairway, feeds
