@@ -378,8 +378,8 @@ def test_one_function_places_models_for_scripts_and_the_command_line(tmp_path: P
         request = fairway.PlacementRequest(batch=64, evaluations=10)
         placed = fairway.place(what, fabric, request)
         given = ["--fabric", fabric, "--batch", "64", "--evaluations", "10", "--json"]
-        told = runner.invoke(app, ["place", what, *given], catch_exceptions=False)
-        assert json.loads(told.stdout) == [dataclasses.asdict(one) for one in placed.strategies]
+        shown = runner.invoke(app, ["place", what, *given], catch_exceptions=False)
+        assert json.loads(shown.stdout) == [dataclasses.asdict(one) for one in placed.strategies]
         assert f"{len(placed.strategies)} strategies" in str(placed)
 
 

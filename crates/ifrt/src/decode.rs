@@ -37,52 +37,24 @@ pub(crate) enum Asked {
 
 /// Decodes one request.
 pub(crate) fn request(proto: Proto) -> Result<Asked> {
-    let results = result_names(&proto).len();
-    if results > limits::ARRAYS {
-        return Err(invalid(format!(
-            "{results} arrays in one request; at most {} are made at a time",
-            limits::ARRAYS
-        )));
-    }
-    match proto {
-        Proto::InitRequest(_) => Ok(Asked::Init),
-        Proto::GetDefaultDeviceAssignmentRequest(r) => {
-            Ok(Asked::DeviceAssignment { replicas: r.num_replicas, partitions: r.num_partitions })
-        }
-        Proto::GetDefaultLayoutRequest(r) => match r.dims.len() {
-            rank if rank <= RANK_LIMIT => Ok(Asked::Layout { rank }),
-            rank => Err(invalid(format!("a layout of {rank} axes; at most {}", RANK_LIMIT))),
-        },
+    check_results(&proto)?;
+    let of = |r: p::ExecutableRequest| r.loaded_executable_handle;
+    Ok(Asked::Controller(match proto {
+        Proto::InitRequest(_) => return Ok(Asked::Init),
+        Proto::GetDefaultDeviceAssignmentRequest(r) => return Ok(device_assignment(&r)),
+        Proto::GetDefaultLayoutRequest(r) => return layout(r.dims.len()),
         Proto::CheckFutureRequest(r) if matches!(r.future_handle, DELETION | COMPLETE) => {
-            Ok(Asked::Complete)
+            return Ok(Asked::Complete);
         }
-        Proto::CopyToHostBufferRequest(r) => {
-            let byte_strides = r.byte_strides.map(|strides| strides.strides);
-            let request = Request::Read { array: r.array_handle, byte_strides };
-            Ok(Asked::Read { request, buffer: r.host_buffer_handle })
+        Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
+        Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
+            Request::Completion { status: r.result_status_handle }
         }
-        Proto::MakeArraysFromHostBufferShardsRequest(r) => put_shards(r),
-        other => array_request(other).map(Asked::Controller),
-    }
-}
-
-/// Decodes a request about arrays, or else one about executables.
-fn array_request(proto: Proto) -> Result<Request> {
-    Ok(match proto {
+        Proto::CopyToHostBufferRequest(r) => return Ok(read(r)),
         Proto::MakeArrayFromHostBufferRequest(r) => put(r)?,
-        Proto::MakeErrorArraysRequest(r) => Request::MakeErrors {
-            arrays: r.array_handles,
-            specs: specs(&r.array_specs)?,
-            error: status(r.error),
-        },
-        Proto::AssembleArrayFromSingleDeviceArraysRequest(r) => {
-            let dims = dims(r.shape.as_ref())?;
-            let sharding = sharding(r.sharding.as_ref(), &dims)?;
-            // The element type is that of the parts; this one is a placeholder.
-            let spec = ArraySpec { dtype: DType::U8, dims, sharding };
-            let parts = r.single_device_array_handles;
-            Request::Assemble { array: r.result_handle, spec, parts }
-        }
+        Proto::MakeArraysFromHostBufferShardsRequest(r) => return put_shards(r),
+        Proto::MakeErrorArraysRequest(r) => make_errors(r)?,
+        Proto::AssembleArrayFromSingleDeviceArraysRequest(r) => assemble(r)?,
         Proto::DisassembleIntoSingleDeviceArraysRequest(r) => {
             Request::Disassemble { array: r.array_handle, results: r.result_handles }
         }
@@ -90,68 +62,105 @@ fn array_request(proto: Proto) -> Result<Request> {
             Request::FullyReplicatedShard { array: r.array_handle, result: r.result_handle }
         }
         Proto::RemapArraysRequest(r) => remap(r)?,
-        Proto::BitcastArraysRequest(r) => Request::Bitcast {
-            arrays: r.array_handles,
-            results: r.result_handles,
-            specs: specs(&r.array_specs)?,
-            semantics: semantics(r.copy_semantics),
-        },
-        Proto::ReshardArraysRequest(r) => Request::Reshard {
-            arrays: r.array_handles,
-            results: r.result_handles,
-            specs: specs(&r.array_specs)?,
-            semantics: semantics(r.copy_semantics),
-        },
-        Proto::CopyArraysRequest(r) => Request::Copy {
-            arrays: r.array_handles,
-            results: r.result_handles,
-            devices: (!r.device_ids.is_empty()).then(|| device_ids(&r.device_ids)),
-            memory: r.memory_kind.map(|kind| (!kind.is_empty()).then(|| Arc::from(kind))),
-            semantics: semantics(r.copy_semantics),
-        },
+        Proto::BitcastArraysRequest(r) => bitcast(r)?,
+        Proto::ReshardArraysRequest(r) => reshard(r)?,
+        Proto::CopyArraysRequest(r) => copy(r),
         Proto::CheckValueReadyRequest(r) => Request::CheckReady { arrays: r.value_handles },
         Proto::DeleteArrayRequest(r) => Request::Delete { arrays: r.array_handle },
         Proto::IsArrayDeletedRequest(r) => Request::IsDeleted { array: r.array_handle },
         Proto::DestructArrayRequest(r) => Request::Destruct { arrays: r.array_handle },
-        other => return executable_request(other),
+        Proto::CompileRequest(r) => compile(r)?,
+        Proto::LoadedExecutableExecuteRequest(r) => execute(r),
+        Proto::LoadedExecutableMetadataRequest(r) => Request::Metadata { executable: of(r) },
+        Proto::LoadedExecutableMpmdMetadataRequest(r) => {
+            Request::FunctionMemory { executable: of(r) }
+        }
+        Proto::LoadedExecutableMpmdCostAnalysisRequest(r) => {
+            Request::FunctionCosts { executable: of(r) }
+        }
+        Proto::LoadedExecutableCostAnalysisRequest(r) => {
+            Request::CostAnalysis { executable: of(r) }
+        }
+        Proto::LoadedExecutableHumanReadableProgramTextRequest(r) => {
+            Request::ProgramText { executable: of(r) }
+        }
+        Proto::LoadedExecutableDeleteRequest(r) => Request::DeleteExecutable { executable: of(r) },
+        Proto::LoadedExecutableIsDeletedRequest(r) => {
+            Request::ExecutableIsDeleted { executable: of(r) }
+        }
+        Proto::LoadedExecutableDestructRequest(r) => {
+            Request::DestructExecutable { executable: of(r) }
+        }
+    }))
+}
+
+/// Checks how many arrays a request makes.
+fn check_results(proto: &Proto) -> Result<()> {
+    match result_names(proto).len() {
+        results if results > limits::ARRAYS => Err(invalid(format!(
+            "{results} arrays in one request; at most {} are made at a time",
+            limits::ARRAYS
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn device_assignment(r: &p::GetDefaultDeviceAssignmentRequest) -> Asked {
+    Asked::DeviceAssignment { replicas: r.num_replicas, partitions: r.num_partitions }
+}
+
+fn layout(rank: usize) -> Result<Asked> {
+    match rank <= RANK_LIMIT {
+        true => Ok(Asked::Layout { rank }),
+        false => Err(invalid(format!("a layout of {rank} axes; at most {RANK_LIMIT}"))),
+    }
+}
+
+fn read(r: p::CopyToHostBufferRequest) -> Asked {
+    let byte_strides = r.byte_strides.map(|strides| strides.strides);
+    let request = Request::Read { array: r.array_handle, byte_strides };
+    Asked::Read { request, buffer: r.host_buffer_handle }
+}
+
+fn make_errors(r: p::MakeErrorArraysRequest) -> Result<Request> {
+    let (specs, error) = (specs(&r.array_specs)?, status(r.error));
+    Ok(Request::MakeErrors { arrays: r.array_handles, specs, error })
+}
+
+fn assemble(r: p::AssembleArrayFromSingleDeviceArraysRequest) -> Result<Request> {
+    let dims = dims(r.shape.as_ref())?;
+    let sharding = sharding(r.sharding.as_ref(), &dims)?;
+    // The element type is that of the parts; this one is a placeholder.
+    let spec = ArraySpec { dtype: DType::U8, dims, sharding };
+    Ok(Request::Assemble { array: r.result_handle, spec, parts: r.single_device_array_handles })
+}
+
+fn bitcast(r: p::BitcastArraysRequest) -> Result<Request> {
+    Ok(Request::Bitcast {
+        arrays: r.array_handles,
+        results: r.result_handles,
+        specs: specs(&r.array_specs)?,
+        semantics: semantics(r.copy_semantics),
     })
 }
 
-/// Decodes a request about executables and the futures of their runs.
-fn executable_request(proto: Proto) -> Result<Request> {
-    Ok(match proto {
-        Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
-        Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
-            Request::Completion { status: r.result_status_handle }
-        }
-        Proto::CompileRequest(r) => compile(r)?,
-        Proto::LoadedExecutableExecuteRequest(r) => execute(r),
-        Proto::LoadedExecutableMetadataRequest(r) => {
-            Request::Metadata { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableMpmdMetadataRequest(r) => {
-            Request::FunctionMemory { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableMpmdCostAnalysisRequest(r) => {
-            Request::FunctionCosts { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableCostAnalysisRequest(r) => {
-            Request::CostAnalysis { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableHumanReadableProgramTextRequest(r) => {
-            Request::ProgramText { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableDeleteRequest(r) => {
-            Request::DeleteExecutable { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableIsDeletedRequest(r) => {
-            Request::ExecutableIsDeleted { executable: r.loaded_executable_handle }
-        }
-        Proto::LoadedExecutableDestructRequest(r) => {
-            Request::DestructExecutable { executable: r.loaded_executable_handle }
-        }
-        _ => return Err(Status::new(Code::Unimplemented, "requests of this kind are not served")),
+fn reshard(r: p::ReshardArraysRequest) -> Result<Request> {
+    Ok(Request::Reshard {
+        arrays: r.array_handles,
+        results: r.result_handles,
+        specs: specs(&r.array_specs)?,
+        semantics: semantics(r.copy_semantics),
     })
+}
+
+fn copy(r: p::CopyArraysRequest) -> Request {
+    Request::Copy {
+        arrays: r.array_handles,
+        results: r.result_handles,
+        devices: (!r.device_ids.is_empty()).then(|| device_ids(&r.device_ids)),
+        memory: r.memory_kind.map(|kind| (!kind.is_empty()).then(|| Arc::from(kind))),
+        semantics: semantics(r.copy_semantics),
+    }
 }
 
 /// Returns the result handles that the client will use even if the request cannot be decoded.

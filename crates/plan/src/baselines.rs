@@ -81,9 +81,9 @@ pub fn compare(
     let cuts = planner.allowed(|option, best| option.is_like(best));
     let single = planner.allowed(|option, _| option.place != Place::All);
     let all = planner.allowed(|_, _| true);
+    let greedy = vec![0; problem.nodes().len()];
     let mut planned: Vec<Planned> = Vec::new();
     let mut plan = |system, policy: Policy, options: &[Vec<u32>]| {
-        let greedy = vec![0; problem.nodes().len()];
         planned.push(planner.plan(system, &policy, &greedy, options));
     };
     plan(System::Fifo, Policy::Fifo, &cuts);

@@ -117,18 +117,18 @@ fn what_is_done_twice_or_in_no_order_is_told() {
     let collective = Collective::all_reduce(4, 1000).unwrap();
     let options = executions(&collective, 4, &channels(), &SearchSpace::default());
     let ring = options.iter().find(|option| option.form == "ring" && option.segments == 1).unwrap();
-    let told = |option: &Execution| match script(&collective, option).verify() {
+    let fault = |option: &Execution| match script(&collective, option).verify() {
         Err(RankScheduleError::Meaning { what, .. }) => what,
         other => panic!("{other:?}"),
     };
     let mut open = ring.clone();
     open.motifs[1].after.clear();
-    assert!(told(&open).contains("in no order"), "{}", told(&open));
+    assert!(fault(&open).contains("in no order"), "{}", fault(&open));
     let mut twice = ring.clone();
     twice.motifs.insert(0, ring.motifs[0].clone());
     twice.motifs[1].after = vec![0];
     twice.motifs[2].after = vec![1];
-    assert!(told(&twice).contains("something else in element"), "{}", told(&twice));
+    assert!(fault(&twice).contains("something else in element"), "{}", fault(&twice));
     let exchange = Collective::all_to_all(4, 1000).unwrap();
     let option = executions(&exchange, 4, &channels(), &SearchSpace::default()).swap_remove(0);
     let mut twice = option.clone();

@@ -18,6 +18,7 @@ from fairway.errors import FairwayError, IslandError, NotRunningError, SliceErro
 __all__ = [
     "BYTES_MAX",
     "NUMBER_MAX",
+    "START_TIMEOUT_S",
     "AddIsland",
     "AdminAnswer",
     "AdminRequest",
@@ -37,12 +38,14 @@ __all__ = [
     "release_slice",
     "remove_island",
     "socket_path",
+    "wait_until",
 ]
 
 OVERVIEW_WAIT_S_MAX = 2.0
 SLICE_WAIT_S_MAX = 10.0
-ISLAND_WAIT_S_MAX = 130.0
-"""Longer than an island may take to start."""
+START_TIMEOUT_S = 120.0
+"""Within this time the hosts of an island start, or they fail."""
+ISLAND_WAIT_S_MAX = START_TIMEOUT_S + 10.0
 RETRY_S = 0.005
 
 NUMBER_MAX = (1 << 31) - 1
@@ -156,6 +159,11 @@ def socket_path(directory: Path) -> Path:
     return directory / "admin.sock"
 
 
+def wait_until(connection: socket.socket, deadline: float) -> None:
+    """Lets the next operation of a socket wait until a time of :func:`time.monotonic`."""
+    connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+
+
 def overview(directory: Path) -> dict[str, Any]:
     """Returns the state that ``fairway status`` shows of a run.
 
@@ -237,7 +245,7 @@ def _connect(path: Path, deadline: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         while True:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            wait_until(connection, deadline)
             try:
                 connection.connect(str(path))
             except BlockingIOError:
@@ -254,7 +262,7 @@ def _connect(path: Path, deadline: float) -> socket.socket:
 def _read_all(connection: socket.socket, deadline: float) -> bytes:
     parts: list[bytes] = []
     while True:
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        wait_until(connection, deadline)
         if not (part := connection.recv(1 << 16)):
             return b"".join(parts)
         parts.append(part)

@@ -16,7 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from fairway.cluster.admin import AdminAnswer, AdminRequest, Refused, read_request, socket_path
+from fairway.cluster.admin import (
+    AdminAnswer,
+    AdminRequest,
+    Refused,
+    read_request,
+    socket_path,
+    wait_until,
+)
 from fairway.errors import FairwayError
 
 __all__ = ["AdminSocket"]
@@ -59,9 +66,14 @@ class AdminSocket:
                 if (connection := self._accept()) is None:
                     self._free.release()
                     continue
-                threading.Thread(
+                serving = threading.Thread(
                     target=self._serve_one, args=(connection,), daemon=True, name="fairway-admin"
-                ).start()
+                )
+                try:
+                    serving.start()
+                except RuntimeError:  # no threads are left, for now
+                    connection.close()
+                    self._free.release()
 
     def _accept(self) -> socket.socket | None:
         try:
@@ -102,7 +114,7 @@ def _read_request(connection: socket.socket) -> bytes:
     deadline = time.monotonic() + WAIT_S_MAX
     text = bytearray()
     while not text.endswith(b"\n"):
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        wait_until(connection, deadline)
         part = connection.recv(REQUEST_BYTES_MAX)
         text += part
         if len(text) > REQUEST_BYTES_MAX:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fairway.cluster.admin import overview
+from fairway.cluster.admin import overview, socket_path
 from fairway.errors import ConfigError, FairwayError, NotRunningError
 
 __all__ = ["choose_cluster", "free_name", "live_runs", "new_directory"]
@@ -90,8 +90,9 @@ def live_runs() -> list[dict[str, Any]]:
     """Returns the overview of each run that answers, in the order in which they came up."""
     if not os.path.lexists(_runs_path()):
         return []  # listing does not create the directory
-    sockets = sorted(runs_directory().glob(f"{PREFIX}*/admin.sock"), key=_made_at_ns)
-    asked = map(_overview, sockets)
+    runs = runs_directory().glob(f"{PREFIX}*")
+    up = [directory for directory in runs if socket_path(directory).exists()]
+    asked = map(_overview, sorted(up, key=lambda directory: _made_at_ns(socket_path(directory))))
     return [answer for answer in asked if answer is not None]
 
 
@@ -172,8 +173,8 @@ def _is_alive(directory: Path) -> bool:
     return True
 
 
-def _overview(path: Path) -> dict[str, Any] | None:
+def _overview(directory: Path) -> dict[str, Any] | None:
     try:
-        return overview(path.parent)
+        return overview(directory)
     except NotRunningError:
         return None

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from fairway import _native
 from fairway.cluster.admin import (
+    START_TIMEOUT_S,
     AddIsland,
     AdminAnswer,
     AdminRequest,
@@ -37,8 +38,6 @@ from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
 
 __all__ = ["Run", "client_environment"]
-
-START_TIMEOUT_S = 120.0
 
 
 def client_environment(target: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairway import _native, capture
 from fairway.analysis.topologies import read_topology
@@ -22,15 +21,11 @@ from fairway.placement.pytorch import check_trace, of_pytorch
 from fairway.placement.search import (
     QUANTUM_NS,
     PlacementStrategy,
-    Replication,
     SearchBounds,
     evaluate_strategy,
     search_strategies,
 )
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
-
-if TYPE_CHECKING:
-    Curve = list[tuple[int, int]]
 
 __all__ = [
     "CutPlacement",
@@ -41,6 +36,8 @@ __all__ = [
     "place_model",
 ]
 
+Curve = list[tuple[int, int]]
+"""Batches in samples, each with the number of steps to train."""
 BATCHES = tuple(2**n for n in range(11))
 """Samples per copy of the model for which models are described."""
 SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
@@ -127,8 +124,7 @@ class SearchedPlacement(ModelPlacement):
         Raises:
             OSError: the folder cannot be written.
         """
-        best = self.strategies[0]
-        strategy = Replication(best.batch, best.copies, best.width)
+        strategy = self.strategies[0].replication
         step = evaluate_strategy(
             self.graph, self.interconnect, strategy, self.bounds, whole=True
         ).graph

@@ -93,6 +93,11 @@ class PlacementStrategy:
     rule: str
 
     @property
+    def replication(self) -> Replication:
+        """What evaluates it again, with a new search for places."""
+        return Replication(self.batch, self.copies, self.width)
+
+    @property
     def total_s(self) -> float:
         """Predicted training time."""
         return self.steps * self.step_s

@@ -35,7 +35,6 @@ from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
 from fairway.placement.search import (
     PlacementStrategy,
-    Replication,
     SearchBounds,
     evaluate_strategy,
     search_strategies,
@@ -187,8 +186,8 @@ def figure_delays(progress: Progress) -> Figure:
         interconnect = read_topology(text.format(gpus=GPUS, gbit=GIGABITS[-1])).interconnect
         for name, strategy in strategies.items():
             progress(f"circuits that change in {delay_us} us: {name}")
-            again = Replication(strategy.batch, strategy.copies, strategy.width)
-            carried = evaluate_strategy(_model(name)[1], interconnect, again, BOUNDS)
+            graph = _model(name)[1]
+            carried = evaluate_strategy(graph, interconnect, strategy.replication, BOUNDS)
             row[name] = strategy.step_s / carried.seconds
         rows.append(row)
     gains = [[row[name] for name in strategies] for row in (rows[0], rows[-1])]
