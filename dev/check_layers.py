@@ -1,6 +1,6 @@
 """Checks that imports follow the layers.
 
-Crates: base <- ir, topology <- cost <- place; ir <- plan <- route <- control <- {sim, run} <- ifrt
+Crates: base <- ir, topology <- cost <- {place, plan} <- route <- control <- {sim, run} <- ifrt
 <- py; ir, topology <- protocol <- control. Python: only ``fairway.host`` and the adapters of
 jaxlib's client side use jaxlib's internals, code that runs on hosts does not import cluster or
 command line, and the product does not import the studies of the papers. A visible type has a unique
@@ -20,14 +20,14 @@ CRATES = {
     "base": set(),
     "ir": {"base"},
     "topology": {"base"},
-    "cost": {"base", "topology"},
+    "cost": {"base", "ir", "topology"},
     "place": {"base", "ir", "topology", "cost"},
-    "plan": {"base", "ir"},
-    "route": {"base", "ir", "topology", "plan"},
+    "plan": {"base", "ir", "topology", "cost"},
+    "route": {"base", "ir", "topology", "cost", "plan"},
     "protocol": {"base", "ir", "topology"},
     "control": {"base", "ir", "topology", "place", "route", "protocol"},
     "sim": {"base", "ir", "topology", "place", "route", "protocol", "control"},
-    "run": {"base", "ir", "topology", "plan", "route", "protocol", "control"},
+    "run": {"base", "ir", "topology", "cost", "plan", "route", "protocol", "control"},
     "ifrt": {"base", "ir", "topology", "route", "protocol", "control", "run"},
     "py": {
         "base", "ir", "topology", "cost", "place", "plan", "route", "protocol", "control", "sim",

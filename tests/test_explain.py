@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 from fairway._native import Placement, StepGraph, StepSchedule, Topology, place_step
 from fairway.analysis.rungs import Options, climb
 from fairway.cli import app
+from fairway.communication import graphs
 from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import ConfigError, GraphError, PlacementError, TopologyError
 from fairway.placement.chakra import write_step
+from fairway.placement.reading import read_graph
 from fairway.placement.search import simulate_graph
 from fairway.report.steps import StepReport, digest
 
@@ -74,8 +76,9 @@ def test_packet_networks_get_a_schedule(name: str, fabric: str) -> None:
     assert str(Placement.parse(texts["placement"])) == texts["placement"]
     assert str(StepSchedule.parse(texts["schedule"], topology)) == texts["schedule"]
     # No vector moves before its node may begin, and the step takes what its computations take.
-    assert rungs.schedule is not None
-    assert rungs.seconds == rungs.schedule.seconds == pytest.approx(max(rungs.schedule.ends_s))
+    schedule = rungs.planned.schedule
+    assert schedule is not None
+    assert rungs.seconds == schedule.seconds == pytest.approx(max(schedule.ends_s))
     assert rungs.seconds >= rungs.report.figures["compute_ns"] / 1e9
     # What is computed alone takes the same, to a cycle of 900 MHz for each node.
     compute_ns = sum(node.time_ns for node in rungs.graph.nodes)
@@ -125,8 +128,8 @@ def test_a_report_says_what_is_exposed() -> None:
 def two_channels() -> tuple[StepGraph, GraphPlan]:
     """Returns a step with two kinds of communication, and its plan."""
     costs = [ChannelCost(8e9, 3, 7e10, 0.25, (0.0, 0.125)), ChannelCost(4e9)]
-    rungs = climb(GOLDEN / "experts.fw", Options(costs=costs))
-    return rungs.graph, rungs.planned
+    graph = read_graph(GOLDEN / "experts.fw")
+    return graph, graphs.plan(graph, costs)
 
 
 def test_plans_are_read_as_printed_and_name_what_they_cut() -> None:
@@ -143,12 +146,13 @@ def test_plans_are_read_as_printed_and_name_what_they_cut() -> None:
     [
         ("plan of", "plan for", "line 1 is .*expected `plan of"),
         ("channel 1: ", "channel 2: ", "line 3 .*expected channel 1"),
+        ("order: #1.0", "order: #1.0.0", "expected `order"),
         ("strict: ", "loose: ", "expected `strict"),
         ("fifo: ", "ordered: ", "expected `fifo"),
         (" plans evaluated", " evaluated", "expected `... plans evaluated"),
         ("incast 0.25", "incast 0..25", "expected numbers"),
         ("incast 0.25", "incast 0.250", "as a plan is printed"),
-        ("\n#", "\n\n#", "expected `strict"),
+        ("\n#", "\n\n#", "expected `order"),
     ],
 )
 def test_what_is_no_plan_is_refused(old: str, new: str, says: str) -> None:
@@ -178,6 +182,9 @@ def test_plans_of_other_graphs_do_not_verify() -> None:
             dataclasses.replace(plan, kinds=(first, dataclasses.replace(second, segments=0))),
             "cannot be carried out",
         ),
+        (dataclasses.replace(plan, order=plan.order[1:]), "pieces of communication; the step has"),
+        (dataclasses.replace(plan, order=plan.order + plan.order[:1]), "comes twice"),
+        (dataclasses.replace(plan, order=((0, 0), *plan.order)), "piece 0 of node 0, which is not"),
     ):
         with pytest.raises(GraphError, match=says):
             changed.verify(graph)

@@ -254,11 +254,26 @@ class DevicePlan:
     planned_ns: int
     evaluations: int
     reason: str
-    strategies: list[tuple[int, int | None]]
+    strategies: list[tuple[int, int | None, str | None]]
+    order: list[tuple[int, int]]
+
+@final
+class PlannedStep:
+    @staticmethod
+    def of_plan(
+        graph: StepGraph,
+        channels: int,
+        strategies: Sequence[tuple[int, int | None, str | None]],
+        order: Sequence[tuple[int, int]],
+    ) -> PlannedStep: ...
+    @property
+    def graph(self) -> StepGraph: ...
+    @property
+    def origins(self) -> list[int]: ...
 
 def plan_devices(
     graph: StepGraph,
-    costs: list[tuple[float, int, float, float, list[float]]],
+    channels: Topology | list[tuple[float, int, float, float, list[float]]],
     steps: int,
     limits: tuple[int, int],
 ) -> DevicePlan: ...
@@ -409,7 +424,7 @@ class StepSchedule:
     def ends_s(self) -> list[float]: ...
 
 def place_step(step: StepGraph, topology: Topology, evaluations: int, seed: int) -> Placement: ...
-def schedule_step(step: StepGraph, topology: Topology) -> StepSchedule: ...
+def schedule_step(step: PlannedStep, topology: Topology) -> StepSchedule: ...
 
 class Fabric:
     @property

@@ -3,7 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use base::{Bytes, Nanos};
+use ir::CollectiveKind;
 use topology::{Interconnect, InterconnectKind};
+
+use crate::network::{NetworkModel, Port};
 
 /// Measured all-reduce times of a number of devices: bytes and seconds, in ascending order of bytes.
 pub type ReduceTimes = Vec<(f64, f64)>;
@@ -15,6 +19,41 @@ pub struct ClosedForm {
     pub interconnect: Interconnect,
     /// Measured all-reduces inside a server, by number of devices.
     pub measured: BTreeMap<u32, ReduceTimes>,
+}
+
+impl NetworkModel for ClosedForm {
+    fn devices(&self) -> u32 {
+        self.interconnect.devices
+    }
+
+    fn port(&self) -> Port {
+        self.interconnect.port()
+    }
+
+    fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {
+        self.interconnect.transfer_time(source, target, size)
+    }
+
+    /// In closed form among devices at equal distances; else around a ring of their transfers.
+    fn collective_time(&self, kind: &CollectiveKind, devices: &[u32], size: Bytes) -> Nanos {
+        let (links, count) = (Reached { links: self, part: 1.0 }, devices.len() as u32);
+        let bytes = size.0 as f64;
+        let seconds = match (kind, stride(devices)) {
+            (CollectiveKind::AllReduce, Some(1)) => links.reduce_s(count, bytes),
+            (CollectiveKind::AllReduce, Some(stride)) => links.apart_s(stride, count, bytes),
+            (CollectiveKind::AllToAll { .. }, Some(stride)) => {
+                links.exchange_s(stride, count, bytes / f64::from(count))
+            }
+            _ => return self.interconnect.collective_time(kind, devices, size),
+        };
+        Nanos((1e9 * seconds).round() as u64)
+    }
+}
+
+/// The distance between neighbours, if it is the same between all of them.
+fn stride(devices: &[u32]) -> Option<u32> {
+    let stride = devices.get(1)?.checked_sub(devices[0]).filter(|&stride| stride > 0)?;
+    devices.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == stride).then_some(stride)
 }
 
 /// Closed forms whose rates between servers are reached in part.

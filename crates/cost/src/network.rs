@@ -1,24 +1,67 @@
-//! The contract between networks and what places steps on them.
+//! The contract between networks and what places and plans steps on them.
 
 use base::{BitsPerSecond, Bytes, Nanos};
+use ir::CollectiveKind;
 use topology::{Interconnect, InterconnectKind};
+
+/// What a device has of a network: its injection bandwidth, and the latency to a neighbour.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Port {
+    /// Rate of sending and of receiving.
+    pub rate: BitsPerSecond,
+    /// From the first bit sent to the first bit received.
+    pub latency: Nanos,
+}
+
+impl Port {
+    /// Time until all of a message has been received.
+    pub fn time(&self, size: Bytes) -> Nanos {
+        self.latency + Nanos((size.0 as f64 * 8e9 / self.rate.0).round() as u64)
+    }
+}
 
 /// Predicts how long communication takes on a network where nothing else happens.
 ///
 /// ```
 /// use base::{Bytes, Nanos};
 /// use cost::NetworkModel;
+/// use ir::CollectiveKind;
 /// let topology: topology::Topology = "elect-cluster:16,server=80Gbit/s,latency=1us".parse().unwrap();
 /// let model = topology.interconnect();
 /// assert_eq!(model.transfer_time(0, 1, Bytes(1_000_000)), Nanos(2_000));
 /// assert_eq!(model.transfer_time(0, 8, Bytes(1_000_000)), Nanos(101_000));
+/// // 14 rounds of a ring over two servers, each as long as between servers.
+/// let all: Vec<u32> = (4..12).collect();
+/// let time = model.collective_time(&CollectiveKind::AllReduce, &all, Bytes(8_000_000));
+/// assert_eq!(time, Nanos(14 * 101_000));
 /// ```
-pub trait NetworkModel {
+pub trait NetworkModel: Send + Sync {
     /// Number of devices that it joins.
     fn devices(&self) -> u32;
 
+    /// What each device has of it.
+    fn port(&self) -> Port;
+
     /// Time of a transfer from one device to another; zero from a device to itself.
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos;
+
+    /// Time of a collective on vectors of `size` bytes; for an all-to-all, that is of all blocks of all
+    /// ranks. By default around a ring of the devices in rank order, whose rounds take as long as the
+    /// slowest transfer to a neighbour. O(devices).
+    fn collective_time(&self, kind: &CollectiveKind, devices: &[u32], size: Bytes) -> Nanos {
+        let count = devices.len() as u64;
+        if count < 2 {
+            return Nanos(0);
+        }
+        let block = match kind {
+            CollectiveKind::AllToAll { .. } => size.0.div_ceil(count * count),
+            _ => size.0.div_ceil(count),
+        };
+        let next = devices.iter().cycle().skip(1);
+        let round = devices.iter().zip(next);
+        let round = round.map(|(&one, &other)| self.transfer_time(one, other, Bytes(block))).max();
+        Nanos(u64::from(kind.passes()) * (count - 1) * round.unwrap_or_default().0)
+    }
 }
 
 impl NetworkModel for Interconnect {
@@ -26,13 +69,25 @@ impl NetworkModel for Interconnect {
         self.devices
     }
 
+    fn port(&self) -> Port {
+        let Self { rate, latency, .. } = *self;
+        match &self.kind {
+            InterconnectKind::Links(paths) => {
+                let first = paths.fabric().network().links().first();
+                first.map_or(Port { rate, latency }, |link| Port {
+                    rate: link.rate,
+                    latency: link.latency,
+                })
+            }
+            _ => Port { rate, latency },
+        }
+    }
+
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {
         if source == target {
             return Nanos(0);
         }
-        let at = |rate: BitsPerSecond, latency: Nanos| {
-            latency + Nanos((size.0 as f64 * 8e9 / rate.0) as u64)
-        };
+        let at = |rate: BitsPerSecond, latency: Nanos| Port { rate, latency }.time(size);
         match &self.kind {
             InterconnectKind::Links(paths) => {
                 let network = paths.fabric().network();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use base::{Bytes, Nanos};
 use thiserror::Error;
 
-use crate::collective::{Collective, CollectiveError};
+use crate::collective::{Collective, CollectiveError, CollectiveKind, cut};
 
 /// Maximum number of devices of a step, over all parts.
 const DEVICES_MAX: u64 = 1 << 24;
@@ -81,6 +81,27 @@ impl CollectiveOp {
     pub fn size(&self) -> Bytes {
         Bytes(self.collective.elements() * u64::from(self.element_bytes))
     }
+
+    /// Splits the vectors of all ranks into pieces; of an all-to-all, each block.
+    pub fn split(&self, pieces: u32) -> Vec<Self> {
+        let part = |elements: u64, number: u64| {
+            let part = cut(elements, u64::from(pieces), number);
+            part.end - part.start
+        };
+        let piece = |number: u64| {
+            let (ranks, elements) = (self.collective.ranks(), self.collective.elements());
+            let kind = match self.collective.kind() {
+                CollectiveKind::AllToAll { sizes } => CollectiveKind::AllToAll {
+                    sizes: sizes.iter().map(|&size| part(size, number)).collect(),
+                },
+                kind => kind.clone(),
+            };
+            let collective = Collective::of_kind(kind, ranks, part(elements, number))
+                .expect("a piece of a collective is of as many ranks, and of fewer elements");
+            Self { collective, ..self.clone() }
+        };
+        (0..u64::from(pieces)).map(piece).collect()
+    }
 }
 
 /// The operation of a node.
@@ -134,6 +155,26 @@ impl StepOp {
     pub fn of_ranks(collective: Collective, element_bytes: u32) -> Self {
         let devices = (0..collective.ranks()).collect();
         Self::Collective(Box::new(CollectiveOp { collective, devices, element_bytes }))
+    }
+
+    /// Splits what is communicated into pieces; a computation is whole.
+    pub fn split(&self, pieces: u32) -> Vec<Self> {
+        match self {
+            Self::Compute { .. } => vec![self.clone()],
+            Self::Transfer { source, target, size } => {
+                let piece = |number| {
+                    let part = cut(size.0, u64::from(pieces), number);
+                    let size = Bytes(part.end - part.start);
+                    Self::Transfer { source: *source, target: *target, size }
+                };
+                (0..u64::from(pieces)).map(piece).collect()
+            }
+            Self::Collective(op) => op
+                .split(pieces)
+                .into_iter()
+                .map(|piece| Self::Collective(Box::new(piece)))
+                .collect(),
+        }
     }
 
     /// Returns the devices of the operation.

@@ -18,9 +18,9 @@
 mod algebra;
 mod baselines;
 mod bound;
-mod cost;
 mod devices;
 mod motif;
+mod motif_time;
 mod options;
 mod order;
 mod problem;
@@ -33,12 +33,15 @@ mod semantics;
 pub use algebra::{Form, OrderedMotif};
 pub use baselines::{HandOrders, Planned, System, compare};
 pub use bound::least_period;
-pub use cost::ChannelCost;
-pub use devices::{
-    CommStrategy, DevicePlan, DeviceProblem, DeviceProblemError, QueuePolicy, communication_kinds,
+pub use devices::apply::{PlanError, PlannedStep};
+pub use devices::problem::{
+    CommStrategy, DeviceProblem, DeviceProblemError, QueuePolicy, communication_kinds,
 };
+pub use devices::search::DevicePlan;
 pub use motif::{Motif, Pattern, PayloadSegment, RankTransfer};
-pub use options::{Execution, Place, Placed, SearchSpace, executions};
+pub use options::{
+    Execution, Place, Placed, SearchSpace, algorithm, executions, fastest_algorithm,
+};
 pub use order::CommPlan;
 pub use problem::{Problem, ProblemError};
 pub use queue::{ChannelQueue, QueueEntry};

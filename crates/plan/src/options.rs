@@ -3,12 +3,13 @@
 use std::fmt;
 
 use base::Nanos;
+use cost::ChannelCost;
 use serde::{Deserialize, Serialize};
 
 use crate::algebra::Form;
-use crate::cost::ChannelCost;
 use crate::motif::{ASIDE_MAX, Motif};
-use ir::{Collective, CollectiveKind};
+use crate::motif_time::motif_time;
+use ir::{Collective, CollectiveKind, CollectiveOp};
 
 /// The form that stages what it receives.
 const ONE_SHOT: &str = "one-shot";
@@ -110,36 +111,18 @@ pub fn executions(
     variety: &SearchSpace,
 ) -> Vec<Execution> {
     let mut found: Vec<Execution> = Vec::new();
-    for (name, form) in forms(collective, variety) {
+    for shape in forms(collective, variety) {
         for &segments in &variety.segments {
-            if name == ONE_SHOT && collective.elements().div_ceil(segments) > ASIDE_MAX {
+            if shape.0 == ONE_SHOT && collective.elements().div_ceil(segments) > ASIDE_MAX {
                 continue;
             }
-            // The payload is split first, so that segments can take different channels.
-            let cut = |channel_of: &dyn Fn(u64) -> u32, place: Place| {
-                let mut motifs: Vec<Placed> = Vec::new();
-                for number in 0..segments {
-                    let channel = channel_of(number);
-                    let first = motifs.len() as u32;
-                    let part = Form::of(collective).map(|motif| match motif.segment(segments) {
-                        Form::Beside(mut parts) => parts.swap_remove(number as usize),
-                        whole => whole,
-                    });
-                    for ordered in part.map(&form).motifs() {
-                        let after = ordered.after.iter().map(|after| after + first).collect();
-                        let cost = &channels[channel as usize];
-                        let time = cost.time(collective, &ordered.motif, element);
-                        motifs.push(Placed { motif: ordered.motif, after, channel, time });
-                    }
-                }
-                Execution { form: name.clone(), segments, place, motifs }
+            let of = |place, channel_of: &dyn Fn(u64) -> u32| {
+                execution(collective, element, channels, &shape, (segments, place, channel_of))
             };
-            for channel in 0..channels.len() as u32 {
-                found.push(cut(&|_| channel, Place::One(channel)));
-            }
+            found.extend((0..channels.len() as u32).map(|one| of(Place::One(one), &|_| one)));
             if variety.stripes && channels.len() > 1 && segments > 1 {
                 let shares = shares(segments, channels);
-                found.push(cut(&|number| shares[number as usize], Place::All));
+                found.push(of(Place::All, &|number| shares[number as usize]));
             }
         }
     }
@@ -149,6 +132,56 @@ pub fn executions(
         found.swap(0, best);
     }
     found
+}
+
+/// Makes an execution option of a form, of segments that are placed by their number. The payload is split
+/// first, so that segments can take different channels.
+fn execution(
+    collective: &Collective,
+    element: u32,
+    channels: &[ChannelCost],
+    (name, form): &Shape,
+    (segments, place, channel_of): (u64, Place, &dyn Fn(u64) -> u32),
+) -> Execution {
+    let mut motifs: Vec<Placed> = Vec::new();
+    for number in 0..segments {
+        let channel = channel_of(number);
+        let first = motifs.len() as u32;
+        let part = Form::of(collective).map(|motif| match motif.segment(segments) {
+            Form::Beside(mut parts) => parts.swap_remove(number as usize),
+            whole => whole,
+        });
+        for ordered in part.map(form).motifs() {
+            let after = ordered.after.iter().map(|after| after + first).collect();
+            let cost = &channels[channel as usize];
+            let time = motif_time(cost, collective, &ordered.motif, element);
+            motifs.push(Placed { motif: ordered.motif, after, channel, time });
+        }
+    }
+    Execution { form: name.clone(), segments, place, motifs }
+}
+
+/// The algorithms that are compared for a collective in one piece on one channel. With many ranks,
+/// direct ones have too many transfers.
+fn algorithms(collective: &Collective) -> SearchSpace {
+    let space = SearchSpace { segments: vec![1], stripes: false, ..SearchSpace::default() };
+    if collective.ranks() > 64 { SearchSpace { splines: vec![], ..space } } else { space }
+}
+
+/// The algorithm that is fastest alone on a channel, whole.
+pub fn fastest_algorithm(op: &CollectiveOp, channel: &ChannelCost) -> Execution {
+    let space = algorithms(&op.collective);
+    executions(&op.collective, op.element_bytes, std::slice::from_ref(channel), &space)
+        .swap_remove(0)
+}
+
+/// The algorithm of a name on a channel, whole; `None` if a collective of this kind has none of it.
+pub fn algorithm(op: &CollectiveOp, channel: &ChannelCost, name: &str) -> Option<Execution> {
+    let shape = forms(&op.collective, &algorithms(&op.collective));
+    let shape = shape.into_iter().find(|(form, _)| form == name)?;
+    let channels = std::slice::from_ref(channel);
+    let whole = (1, Place::One(0), &(|_| 0_u32) as &dyn Fn(u64) -> u32);
+    Some(execution(&op.collective, op.element_bytes, channels, &shape, whole))
 }
 
 type Shape = (String, Box<dyn Fn(&Motif) -> Form>);

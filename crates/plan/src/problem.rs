@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
+use cost::ChannelCost;
 use ir::{Dependency, StepGraph, StepGraphError, StepNode, StepOp};
 use thiserror::Error;
-
-use crate::cost::ChannelCost;
 
 /// Most nodes of a step.
 const NODES_MAX: usize = 1 << 20;

@@ -2,13 +2,13 @@
 //! channels.
 
 use base::Nanos;
+use cost::ChannelCost;
 use ir::{Collective, CollectiveKind, StepGraph, StepOp};
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::algebra::{Form, OrderedMotif};
-use crate::cost::ChannelCost;
 use crate::motif::{ASIDE_MAX, Motif, Pattern, PayloadSegment, RankTransfer};
 use crate::options::{Execution, Placed, SearchSpace, executions};
 use crate::order::CommPlan;

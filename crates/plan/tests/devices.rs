@@ -1,10 +1,11 @@
 //! Schedules of MPMD steps, compared with lower bounds.
 
+use std::sync::Arc;
+
 use base::{BitsPerSecond, Bytes, Nanos};
+use cost::ChannelCost;
 use ir::{Collective, Dependency, StepGraph, StepOp};
-use plan::{
-    ChannelCost, CommStrategy, DeviceProblem, DeviceProblemError, QueuePolicy, SearchLimits,
-};
+use plan::{CommStrategy, DeviceProblem, DeviceProblemError, QueuePolicy, SearchLimits};
 use proptest::prelude::*;
 
 fn channel(rate: f64) -> ChannelCost {
@@ -37,7 +38,7 @@ fn problem(nodes: Vec<Node>, rates: &[f64], steps: u32) -> DeviceProblem {
     for (op, after) in nodes {
         step.add("", op, &after);
     }
-    let channels = rates.iter().copied().map(channel).collect();
+    let channels = rates.iter().map(|&rate| Arc::new(channel(rate)) as _).collect();
     DeviceProblem::new(step, channels, steps).unwrap()
 }
 
@@ -129,17 +130,52 @@ fn loop_carried_dependencies_keep_steps_apart() {
 #[test]
 fn steps_that_cannot_be_planned_are_refused() {
     let step = StepGraph::of_parts("step", 2, 2);
-    let parts = DeviceProblem::new(step, vec![channel(BYTE_A_NANO)], 1).unwrap_err();
+    let parts = DeviceProblem::new(step, vec![Arc::new(channel(BYTE_A_NANO))], 1).unwrap_err();
     assert_eq!(parts, DeviceProblemError::Parts { parts: 2 });
+    let ring: topology::Topology = "ring:4".parse().unwrap();
+    let few = Arc::new(ring.interconnect().clone());
+    let few = DeviceProblem::new(StepGraph::new("step", 5), vec![few], 1).unwrap_err();
+    assert_eq!(few, DeviceProblemError::Devices { found: 5, devices: 4 });
     let none = DeviceProblem::new(StepGraph::new("step", 2), vec![], 1).unwrap_err();
     assert_eq!(none, DeviceProblemError::NoChannels);
     let mut step = StepGraph::new("step", 1);
     step.add("", transfer(0, 1, 10), &[]);
-    let error = DeviceProblem::new(step, vec![channel(BYTE_A_NANO)], 1).unwrap_err();
+    let error = DeviceProblem::new(step, vec![Arc::new(channel(BYTE_A_NANO))], 1).unwrap_err();
     assert!(error.to_string().contains("node 0 is of device 1"), "{error}");
 }
 
 proptest! {
+    /// A planned step communicates all that the step does, between the same devices, and its order
+    /// contradicts no dependency, whatever the channels.
+    #[test]
+    fn plans_can_be_carried_out(nodes in nodes(), steps in 1..4_u32, seed in 0..100_u64) {
+        let rates = [BYTE_A_NANO, BYTE_A_NANO / 2.0];
+        let graph = problem(nodes.clone(), &rates, steps);
+        let limits = SearchLimits { evaluations: 50, chains: 1, seed };
+        let plan = graph.search(QueuePolicy::CriticalPath, &limits);
+        let mut step = StepGraph::new("step", 4);
+        nodes.iter().for_each(|(op, after)| { step.add("", op.clone(), after); });
+        let planned = plan.apply(&step).unwrap();
+        let sizes = |op: &StepOp| match op {
+            StepOp::Compute { time, .. } => (op.devices().collect::<Vec<_>>(), time.0),
+            StepOp::Transfer { size, .. } => (op.devices().collect(), size.0),
+            StepOp::Collective(of) => (op.devices().collect(), of.size().0),
+        };
+        let mut carried = vec![0; step.len()];
+        for (piece, &origin) in planned.graph.nodes().iter().zip(&planned.origins) {
+            let (devices, size) = sizes(&piece.op);
+            prop_assert_eq!(devices, sizes(step.op(origin)).0);
+            carried[origin as usize] += size;
+        }
+        let all: Vec<u64> = step.nodes().iter().map(|node| sizes(&node.op).1).collect();
+        prop_assert_eq!(carried, all);
+        let order = planned.graph.order().unwrap();
+        prop_assert_eq!(order.len(), planned.graph.len());
+        let pieces: usize = plan.order.len();
+        let computes = step.nodes().iter().filter(|node| matches!(node.op, StepOp::Compute { .. }));
+        prop_assert_eq!(pieces + computes.count(), planned.graph.len());
+    }
+
     /// The makespan is at least the work of any device or channel, and at most all work in sequence;
     /// and every plan ends.
     #[test]

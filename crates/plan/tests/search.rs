@@ -1,11 +1,12 @@
 //! Schedules of steps under policies, and results of searches.
 
 use base::{BitsPerSecond, Nanos, Random};
+use cost::ChannelCost;
 use ir::{Collective, Dependency, StepGraph, StepOp};
 use plan::{
-    ChannelCost, CommPlan, Execution, HandOrders, Motif, Place, Placed, Policy, Problem,
-    ProblemError, ScheduledSpan, SearchLimits, SearchSpace, Slot, StepScheduler, StopReason,
-    System, Unrolled, compare, executions, least_period, search,
+    CommPlan, Execution, HandOrders, Motif, Place, Placed, Policy, Problem, ProblemError,
+    ScheduledSpan, SearchLimits, SearchSpace, Slot, StepScheduler, StopReason, System, Unrolled,
+    compare, executions, least_period, search,
 };
 use proptest::prelude::*;
 

@@ -2,10 +2,11 @@
 //! options that omit a motif, execute one twice, or leave an order undefined are rejected.
 
 use base::{BitsPerSecond, Nanos, Random};
+use cost::ChannelCost;
 use ir::Collective;
 use plan::{
-    ChannelCost, Execution, Motif, Placed, RankSchedule, RankScheduleError, RankTransfer,
-    ScheduledCollective, SearchSpace, Slot, executions,
+    Execution, Motif, Placed, RankSchedule, RankScheduleError, RankTransfer, ScheduledCollective,
+    SearchSpace, Slot, executions,
 };
 
 fn channels() -> Vec<ChannelCost> {

@@ -1,7 +1,8 @@
 //! Measured costs of channels, from Python.
 
 use base::{BitsPerSecond, Nanos};
-use plan::{ChannelCost, SearchSpace, StopReason};
+use cost::ChannelCost;
+use plan::{SearchSpace, StopReason};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

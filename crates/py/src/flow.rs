@@ -5,6 +5,7 @@ use place::{PlacementLimits, place_devices};
 use pyo3::prelude::*;
 use route::{StepSchedule, Timing, route_step};
 
+use crate::device_plans::PyPlannedStep;
 use crate::steps::PyStepGraph;
 use crate::topologies::PyTopology;
 use crate::wrong;
@@ -116,11 +117,11 @@ impl PyStepSchedule {
     }
 }
 
-/// Schedules a placed step on the links of a topology. Raises `ValueError`.
+/// Schedules a placed and planned step on the links of a topology. Raises `ValueError`.
 #[pyfunction]
 pub(crate) fn schedule_step(
     py: Python<'_>,
-    step: &PyStepGraph,
+    step: &PyPlannedStep,
     topology: &PyTopology,
 ) -> PyResult<PyStepSchedule> {
     let links = topology.fabric()?;

@@ -3,6 +3,7 @@
 mod collectives;
 mod costs;
 mod data;
+mod device_plans;
 mod enforcer;
 mod faults;
 mod flow;
@@ -64,7 +65,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
-    module.add_class::<steps::PyDevicePlan>()?;
+    module.add_class::<device_plans::PyDevicePlan>()?;
+    module.add_class::<device_plans::PyPlannedStep>()?;
     module.add_class::<steps::PyStepGraph>()?;
     module.add_class::<steps::PyStepNode>()?;
     module.add_class::<topologies::PyTopology>()?;
@@ -82,7 +84,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(faults::simulate_faults, module)?)?;
     module.add_function(wrap_pyfunction!(faults::replay_faults, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
-    module.add_function(wrap_pyfunction!(steps::plan_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(device_plans::plan_devices, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())
 }

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use base::{Bytes, Nanos};
 use ir::{Collective, CollectiveOp, Dependency, Devices, StepGraph, StepNode, StepOp};
-use plan::{DevicePlan, DeviceProblem, QueuePolicy, SearchLimits};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::collectives::PyCollective;
-use crate::costs::{CostArguments, channel_costs, name_of};
 use crate::programs::parse_program;
 use crate::wrong;
 
@@ -273,58 +271,4 @@ impl PyStepNode {
     fn __str__(&self) -> String {
         self.node.op.to_string()
     }
-}
-
-/// A plan of the communication of an MPMD step.
-#[pyclass(frozen, get_all, name = "DevicePlan", module = "fairway._native")]
-pub(crate) struct PyDevicePlan {
-    /// Makespan with the greedy strategy for each kind, in strict order of arrival.
-    strict_ns: u64,
-    /// The same in order of arrival, where entries soon after the head of a queue may overtake it.
-    fifo_ns: u64,
-    /// Likewise, ordered by critical path.
-    ordered_ns: u64,
-    /// Makespan as planned.
-    planned_ns: u64,
-    /// Plans that were evaluated, and why the search stopped.
-    evaluations: u64,
-    reason: &'static str,
-    /// By kind of communication, its pieces and its channel; None is all channels, round robin.
-    strategies: Vec<(u32, Option<u32>)>,
-}
-
-/// Plans an MPMD step, repeated `steps` times. Raises `ValueError`.
-///
-/// # Arguments
-/// - `limits`: evaluations, seed.
-#[pyfunction]
-pub(crate) fn plan_devices(
-    py: Python<'_>,
-    graph: &PyStepGraph,
-    costs: Vec<CostArguments>,
-    steps: u32,
-    limits: (u64, u64),
-) -> PyResult<PyDevicePlan> {
-    if steps == 0 {
-        return Err(PyValueError::new_err("0 steps are to be planned; expected one or more"));
-    }
-    let costs = channel_costs(costs)?;
-    let problem = DeviceProblem::new(graph.0.clone(), costs, steps).map_err(wrong)?;
-    Ok(py.detach(|| {
-        let greedy = problem.greedy();
-        let end = |policy| problem.end(&greedy, policy).0;
-        let (evaluations, seed) = limits;
-        let limits = SearchLimits { evaluations, chains: 1, seed };
-        let DevicePlan { strategies, end: planned, evaluations, reason } =
-            problem.search(QueuePolicy::CriticalPath, &limits);
-        PyDevicePlan {
-            strict_ns: end(QueuePolicy::Strict),
-            fifo_ns: end(QueuePolicy::Fifo),
-            ordered_ns: end(QueuePolicy::CriticalPath),
-            planned_ns: planned.0,
-            evaluations,
-            reason: name_of(reason),
-            strategies: strategies.iter().map(|one| (one.pieces, one.channel)).collect(),
-        }
-    }))
 }

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BitsPerSecond, Bytes, VertexId};
+use cost::ChannelCost;
 use ir::{CollectiveOp, StepGraph, StepGraphError, StepOp};
-use plan::{ChannelCost, Execution, SearchSpace, executions};
+use plan::{Execution, PlannedStep, algorithm, fastest_algorithm};
 use thiserror::Error;
 use topology::Network;
 
@@ -22,8 +23,6 @@ use crate::task::{Computation, RouteTransfer, Task, Tasks};
 
 /// Most tasks of a step.
 const TASKS_MAX: usize = 1 << 20;
-/// Rate at which a chip sums: its memory keeps up with its links.
-const SUMS: BitsPerSecond = BitsPerSecond(1e15);
 
 /// Why a step cannot be scheduled on a network.
 #[derive(Debug, Error, PartialEq)]
@@ -45,6 +44,16 @@ pub enum StepRouteError {
         /// Number of parts.
         parts: u32,
     },
+    /// A collective has no algorithm of the planned name.
+    #[error("node {node} is planned as {name:?}, which is no algorithm of a {kind}")]
+    Algorithm {
+        /// The node.
+        node: u32,
+        /// The name.
+        name: Arc<str>,
+        /// The kind of its collective.
+        kind: &'static str,
+    },
     /// Too many transfers.
     #[error("the step has more than {most} transfers and computations; a smaller step or fabric can be \
              scheduled, and any can be simulated as flows", most = TASKS_MAX)]
@@ -65,12 +74,13 @@ pub struct StepSchedule {
     pub algorithms: Vec<Option<Arc<str>>>,
 }
 
-/// Schedules one step on a network, with device `i` at endpoint `i`. Each kind of collective gets the
+/// Schedules a planned step on a network, with device `i` at endpoint `i`: the pieces of its communication,
+/// in the plan's order, by the plan's algorithms. Where none was planned, a kind of collective gets the
 /// algorithm that is fastest alone at the rate and latency of the network's first link.
 ///
 /// # Errors
-/// The graph is invalid, is too large, or has more devices than the network; or a transfer cannot be
-/// scheduled.
+/// The graph is invalid, is too large, or has more devices than the network; an algorithm is unknown; or a
+/// transfer cannot be scheduled.
 ///
 /// ```
 /// use base::{Bytes, Nanos};
@@ -83,14 +93,16 @@ pub struct StepSchedule {
 /// graph.add("gradients", reduce, &[Dependency::on(backward)]);
 /// let torus: Topology = "torus:2x4".parse().unwrap();
 /// let network = torus.links().unwrap().network();
-/// let step = route::route_step(network, &graph, route::Timing::default()).unwrap();
+/// let planned = plan::PlannedStep::unplanned(graph);
+/// let step = route::route_step(network, &planned, route::Timing::default()).unwrap();
 /// assert_eq!(step.tasks[0], 0..8, "one computation on each device");
 /// ```
 pub fn route_step(
     network: &Network,
-    graph: &StepGraph,
+    planned: &PlannedStep,
     timing: Timing,
 ) -> Result<StepSchedule, StepRouteError> {
+    let graph = &planned.graph;
     let order = graph.order()?;
     if graph.parts != 1 {
         return Err(StepRouteError::Parts { parts: graph.parts });
@@ -99,7 +111,7 @@ pub fn route_step(
         let (found, endpoints) = (u64::from(graph.devices), network.endpoints());
         return Err(StepRouteError::Devices { found, endpoints });
     }
-    let mut lowering = Lowering::new(network, graph, timing);
+    let mut lowering = Lowering::new(network, planned, timing);
     for node in order {
         lowering.add(node)?;
     }
@@ -114,10 +126,12 @@ type Concerns = BTreeMap<u32, Tasks>;
 
 struct Lowering<'a> {
     graph: &'a StepGraph,
+    /// By node, the algorithm that was planned.
+    planned: &'a [Option<Arc<str>>],
     timing: Timing,
     channel: ChannelCost,
-    /// By kind of communication, the algorithm that was chosen.
-    chosen: BTreeMap<u32, Arc<Execution>>,
+    /// By kind of communication and name, its algorithm.
+    algorithm_of: BTreeMap<(u32, Option<Arc<str>>), Arc<Execution>>,
     kinds: Vec<Option<u32>>,
     tasks: Vec<Task>,
     of_node: Vec<std::ops::Range<u32>>,
@@ -127,20 +141,19 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(network: &Network, graph: &'a StepGraph, timing: Timing) -> Self {
+    fn new(network: &Network, planned: &'a PlannedStep, timing: Timing) -> Self {
         let link = network.links().first();
-        let channel = ChannelCost {
-            rate: link.map_or(BitsPerSecond(1e9), |link| link.rate),
-            latency: link.map_or(timing.forward, |link| link.latency + timing.forward),
-            sums: SUMS,
-            incast: 0.0,
-            overlap: Vec::new(),
-        };
+        let channel = ChannelCost::of(
+            link.map_or(BitsPerSecond(1e9), |link| link.rate),
+            link.map_or(timing.forward, |link| link.latency + timing.forward),
+        );
+        let graph = &planned.graph;
         Self {
             graph,
+            planned: &planned.algorithms,
             timing,
             channel,
-            chosen: BTreeMap::new(),
+            algorithm_of: BTreeMap::new(),
             kinds: plan::communication_kinds(graph),
             tasks: Vec::new(),
             of_node: vec![0..0; graph.len()],
@@ -202,22 +215,31 @@ impl<'a> Lowering<'a> {
         tasks
     }
 
-    /// The algorithm of a collective: one for all of its kind.
-    fn algorithm(&mut self, node: u32, op: &CollectiveOp) -> Arc<Execution> {
-        let kind = self.kinds[node as usize].unwrap_or(u32::MAX);
-        let make = || {
-            let ranks = op.collective.ranks();
-            let space = SearchSpace { segments: vec![1], stripes: false, ..SearchSpace::default() };
-            // With many ranks, direct forms have too many transfers to compare.
-            let space = if ranks > 64 { SearchSpace { splines: vec![], ..space } } else { space };
-            let channels = std::slice::from_ref(&self.channel);
-            Arc::new(executions(&op.collective, op.element_bytes, channels, &space).swap_remove(0))
+    /// The algorithm of a collective: as planned, or else the fastest.
+    fn algorithm(
+        &mut self,
+        node: u32,
+        op: &CollectiveOp,
+    ) -> Result<Arc<Execution>, StepRouteError> {
+        let name = self.planned[node as usize].clone();
+        let key = (self.kinds[node as usize].unwrap_or(u32::MAX), name);
+        if let Some(known) = self.algorithm_of.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let made = match &key.1 {
+            None => fastest_algorithm(op, &self.channel),
+            Some(name) => algorithm(op, &self.channel, name).ok_or_else(|| {
+                let (name, kind) = (Arc::clone(name), op.collective.kind().name());
+                StepRouteError::Algorithm { node, name, kind }
+            })?,
         };
-        self.chosen.entry(kind).or_insert_with(make).clone()
+        let made = Arc::new(made);
+        self.algorithm_of.insert(key, Arc::clone(&made));
+        Ok(made)
     }
 
     fn collective(&mut self, node: u32, op: &CollectiveOp) -> Result<Concerns, StepRouteError> {
-        let execution = self.algorithm(node, op);
+        let execution = self.algorithm(node, op)?;
         self.algorithms[node as usize] = Some(execution.form.replace(' ', "-").into());
         let ranks = op.devices.len();
         let begin: Vec<Tasks> =

@@ -87,6 +87,7 @@ impl StepSchedule {
     /// let network = ring.links().unwrap().network();
     /// let mut step = StepGraph::new("train", 4);
     /// step.add("", StepOp::Transfer { source: 0, target: 2, size: Bytes(4096) }, &[]);
+    /// let step = plan::PlannedStep::unplanned(step);
     /// let schedule = route_step(network, &step, Timing::default()).unwrap();
     /// assert_eq!(StepSchedule::parse(&schedule.to_string(), network).unwrap(), schedule);
     /// ```

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairway import _native, capture
+from fairway.analysis.planned import PlannedGraph, plan_graph
 from fairway.analysis.topologies import read_topology
 from fairway.communication import graphs
-from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import PlacementError
 from fairway.placement.reading import read_graph
-from fairway.placement.search import SimulatedStep, simulate_graph
+from fairway.placement.search import simulate_graph
 from fairway.report.steps import REPORT, Span, StepReport, digest
 
 __all__ = ["Options", "Rung", "Rungs", "climb"]
@@ -32,14 +32,14 @@ class Options:
     Attributes:
         topology: see :mod:`fairway.analysis.topologies`; None is a switch that is never congested,
             for as many devices as the step has.
-        costs: of the channels that plans use.
+        costs: of the channels that plans use; None plans for the topology.
         evaluations: placements of devices that are evaluated; 1 keeps them in order.
         scale: factor of compute times: 0.5 for devices that are twice as fast.
         seed: of the searches.
     """
 
     topology: _native.Topology | None = None
-    costs: Sequence[ChannelCost] = (ChannelCost(100e9, 5000),)
+    costs: Sequence[ChannelCost] | None = None
     evaluations: int = 2000
     scale: float = 1.0
     seed: int = 0
@@ -67,27 +67,24 @@ class Rungs:
     Attributes:
         rungs: in the order of the flow.
         graph: the step graph, on its own devices.
-        placement: where they are; None for a graph that stands for several parts.
-        planned: the plan of :data:`STEPS` repetitions.
-        schedule: of every vector, on a topology of links.
-        report: of one step, simulated as flows on the topology. Its figures are ``makespan_ns``;
-            ``compute_ns`` of the busiest device; ``exposed_communication_ns``, the difference;
+        placement: where they are.
+        planned: the placed step with the plan of :data:`STEPS` repetitions.
+        report: of one step as planned, simulated as flows on the topology. Its figures are
+            ``makespan_ns``; ``unplanned_makespan_ns``, of the step as it is; ``compute_ns`` of the
+            busiest device; ``exposed_communication_ns``, what a step takes longer than that;
             ``transferred_bytes``; and on a topology of links ``scheduled_makespan_ns``.
     """
 
     rungs: list[Rung]
     graph: _native.StepGraph
-    placement: _native.Placement | None
-    planned: GraphPlan
-    schedule: _native.StepSchedule | None
+    placement: _native.Placement
+    planned: PlannedGraph
     report: StepReport
 
     @property
     def seconds(self) -> float:
         """Predicted time of the step: by the schedule if there is one, else by the report."""
-        if self.schedule is not None:
-            return self.schedule.seconds
-        return self.report.figures["makespan_ns"] / 1e9
+        return self.planned.seconds
 
     def write(self, folder: Path) -> list[Path]:
         """Writes each rung as a file of its own; returns their paths.
@@ -128,27 +125,21 @@ def climb(path: Path, options: Options) -> Rungs:
     topology = options.topology
     if topology is None:
         topology = read_topology(f"elect-flat:{graph.devices * graph.parts}")
-    placement, placed, simulated = _place(graph, topology, options)
-    if placement is not None:
-        rungs.append(Rung("placement", ".txt", str(placement)))
-    planned = graphs.plan(graph, options.costs, steps=STEPS, seed=options.seed)
-    rungs.append(Rung("plan", ".txt", str(planned)))
-    schedule = None
-    if topology.is_routed:
-        schedule = _scheduled(placed, topology)
-        rungs.append(Rung("schedule", ".txt", str(schedule)))
-    report = _report(graph, simulated, schedule)
+    placement, placed = _place(graph, topology, options)
+    rungs.append(Rung("placement", ".txt", str(placement)))
+    planned = plan_graph(placed, topology, options.costs, steps=STEPS, seed=options.seed)
+    rungs.append(Rung("plan", ".txt", str(planned.plan)))
+    if planned.schedule is not None:
+        rungs.append(Rung("schedule", ".txt", str(planned.schedule)))
+    report = _report(graph, planned)
     rungs.append(Rung("report", REPORT, str(report)))
-    return Rungs(rungs, graph, placement, planned, schedule, report)
+    return Rungs(rungs, graph, placement, planned, report)
 
 
 def _place(
     graph: _native.StepGraph, topology: _native.Topology, options: Options
-) -> tuple[_native.Placement | None, _native.StepGraph, SimulatedStep]:
-    """Places a step by communication alone, unless it is faster in order; simulates it."""
-    interconnect = topology.interconnect
-    if graph.parts != 1:
-        return None, graph, simulate_graph(graph, interconnect)
+) -> tuple[_native.Placement, _native.StepGraph]:
+    """Places a step by communication alone, unless it is faster in order."""
     in_order = _native.Placement(graph.name, str(topology), range(graph.devices))
     try:
         found = _native.place_step(graph, topology, options.evaluations, options.seed)
@@ -156,24 +147,16 @@ def _place(
         placed = [(placement, placement.apply(graph, topology)) for placement in placements]
     except ValueError as error:
         raise PlacementError(f"cannot place {graph.name} on {topology}: {error}") from None
-    candidates = [(*one, simulate_graph(one[1], interconnect)) for one in placed]
-    return min(candidates, key=lambda candidate: candidate[2].seconds)
+    return min(placed, key=lambda one: simulate_graph(one[1], topology.interconnect).seconds)
 
 
-def _scheduled(graph: _native.StepGraph, topology: _native.Topology) -> _native.StepSchedule:
-    try:
-        return _native.schedule_step(graph, topology)
-    except ValueError as error:
-        raise PlacementError(f"cannot schedule {graph.name} on {topology}: {error}") from None
-
-
-def _report(
-    graph: _native.StepGraph, simulated: SimulatedStep, schedule: _native.StepSchedule | None
-) -> StepReport:
+def _report(graph: _native.StepGraph, planned: PlannedGraph) -> StepReport:
+    simulated, schedule = planned.simulated, planned.schedule
     makespan_ns = round(1e9 * simulated.seconds)
     compute_ns = round(1e9 * max(simulated.busy_s, default=0.0))
     figures = {
         "makespan_ns": makespan_ns,
+        "unplanned_makespan_ns": round(1e9 * planned.unplanned.seconds),
         "compute_ns": compute_ns,
         "exposed_communication_ns": max(0, makespan_ns - compute_ns),
         "transferred_bytes": simulated.moved_bytes,
@@ -182,6 +165,6 @@ def _report(
         figures["scheduled_makespan_ns"] = round(1e9 * schedule.seconds)
     spans = {
         node: Span(round(1e9 * begin_s), round(1e9 * end_s))
-        for node, (begin_s, end_s) in enumerate(simulated.times_s)
+        for node, (begin_s, end_s) in enumerate(planned.times_s)
     }
     return StepReport(graph.name, "simulated", digest(graph), [spans], figures)

@@ -22,12 +22,15 @@ class DeviceChannels:
     """The channels that a step's transfers are planned for."""
 
     rates: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--channels", help="Rates of the channels of each device, separated by commas."
+            "--channels",
+            help="Rates of the channels of each device, separated by commas, to plan for instead "
+            "of the topology.",
+            show_default=False,
         ),
-    ] = "100Gbit/s"
-    latency: Annotated[str, typer.Option(help="Latency per round, such as 5us.")] = "5us"
+    ] = None
+    latency: Annotated[str, typer.Option(help="Latency per round of these channels.")] = "5us"
 
 
 @grouped
@@ -70,7 +73,7 @@ def explain_step(
             "folder of Chakra traces"
         )
     check_folder(out)
-    costs = files.channels(channels.rates, channels.latency)
+    costs = None if channels.rates is None else files.channels(channels.rates, channels.latency)
     options = Options(None if fabric is None else read_topology(fabric), costs, seed=seed)
     with working(f"explaining {what}"):
         found = run_aside(lambda: climb(what, options))

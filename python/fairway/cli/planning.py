@@ -6,9 +6,10 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from fairway.cli.consoles import (
     PICTURES,
@@ -24,12 +25,15 @@ from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 from fairway.settings import DEFAULT_ISLANDS
 
+if TYPE_CHECKING:
+    from fairway.analysis.planned import PlannedGraph
+
 __all__ = ["calibrate", "plan_step"]
 
 
 @dataclasses.dataclass(frozen=True)
 class RankChannels:
-    """The channels of each rank: their rates and latency, or costs that were measured."""
+    """The channels of each rank: rates and latency, measured costs, or those of a topology."""
 
     rates: Annotated[
         str,
@@ -39,6 +43,13 @@ class RankChannels:
     costs: Annotated[
         Path | None,
         typer.Option(help="Measured channel costs (from `calibrate`), instead of the two above."),
+    ] = None
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            help="Topology to plan a step of devices for, such as torus:4x4, instead of channels; "
+            "device i is at endpoint i."
+        ),
     ] = None
 
     def read(self) -> list[Any]:
@@ -126,9 +137,18 @@ def plan_step(
     costs = channels.read()
     output = output.checked()
     if not is_graph(Path(what)):
+        if channels.fabric is not None:
+            raise ConfigError(
+                f"{what} is a step of ranks that do the same, which is planned for --channels or "
+                "--costs; --fabric is for steps of devices (.fw, .step, .fbuf)"
+            )
         _plan_step(what, ranks, costs, budget, output, as_json)
     elif output.explain or output.plot or output.out or output.msccl:
-        raise ConfigError("task graphs are planned as a whole; their plans are not explained")
+        raise ConfigError(
+            "steps of devices are planned as a whole; `fairway explain` prints the plan of one"
+        )
+    elif channels.fabric is not None:
+        _plan_placed(what, channels.fabric, budget.seed, as_json)
     else:
         _plan_graph(what, costs, budget.seed, as_json)
 
@@ -156,6 +176,35 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
         f"{len(graph):,} tasks on {graph.devices} devices; {found.evaluations} plans "
         f"evaluated ({found.reason})"
     )
+
+
+def _plan_placed(path: str, fabric: str, seed: int, as_json: bool) -> None:
+    from fairway.analysis.planned import plan_graph
+    from fairway.analysis.topologies import read_topology
+    from fairway.placement.reading import read_graph
+
+    topology, graph = read_topology(fabric), read_graph(Path(path))
+    text = f"planning {len(graph):,} tasks on {topology}"
+    found = _working(text, lambda: plan_graph(graph, topology, steps=2, seed=seed))
+    if as_json:
+        print(json.dumps(found.as_json()))
+        return
+    console = results()
+    console.print(_placed_table(found))
+    console.print(str(found.plan), soft_wrap=True)
+
+
+def _placed_table(found: PlannedGraph) -> Table:
+    table = Table(title=f"one step on {found.plan.network}, simulated")
+    for name in ("communication", "step", "of unplanned"):
+        table.add_column(name, justify="left" if name == "communication" else "right")
+    rows = [("unplanned", found.unplanned.seconds), ("planned", found.simulated.seconds)]
+    if found.schedule is not None:
+        rows.append(("planned, every vector scheduled", found.schedule.seconds))
+    for name, time_s in rows:
+        ratio = time_s / max(found.unplanned.seconds, 1e-12)
+        table.add_row(name, f"{1e3 * time_s:.3f} ms", f"{ratio:.3f}")
+    return table
 
 
 def _plan_step(

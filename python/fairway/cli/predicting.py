@@ -137,7 +137,7 @@ def _figures(found: Rungs) -> dict[str, float | int]:
         "nodes": len(found.graph),
         "bytes_transferred": simulated["transferred_bytes"],
     }
-    if found.schedule is not None:
+    if (schedule := found.planned.schedule) is not None:
         figures["as_flows_s"] = simulated["makespan_ns"] / 1e9
-        figures["scheduled_tasks"] = found.schedule.tasks
+        figures["scheduled_tasks"] = schedule.tasks
     return figures

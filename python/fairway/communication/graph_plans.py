@@ -1,16 +1,19 @@
-"""The plan of a step graph's communication: segments, channels, and predicted makespans.
+"""The plan of a step graph's communication: algorithms, segments, channels, order and makespans.
 
 Its text parses to the same plan::
 
     plan of @train, 8 steps
     channel 0: 100000000000.0 bit/s, 5000 ns a round, sums 100000000000.0 bit/s, incast 0.0
-    #1, #4: 2 segments on channel 0
+    #1, #4: ring, 2 segments on channel 0
     #2: 1 segments on all channels in turn
+    order: #1.0 #2.0 #1.1 #4.0 #4.1
     strict: 9000 ns
     fifo: 8000 ns
     ordered: 7000 ns
     planned: 6500 ns
     400 plans evaluated: all plans
+
+A plan for a topology has ``network: torus:4x4`` in place of its channels.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import collections
 import dataclasses
 import re
 import reprlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -36,7 +40,12 @@ CHANNEL = re.compile(
     rf"channel {NUMBER}: {FLOAT} bit/s, {NUMBER} ns a round, sums {FLOAT} bit/s, incast {FLOAT}"
     rf"(?:, overlap ({FLOAT}(?: {FLOAT})*))?"
 )
-KIND = re.compile(rf"(#\d+(?:, #\d+)*): {NUMBER} segments on (?:channel {NUMBER}|all channels.*)")
+NETWORK = re.compile(r"network: (\S.*)")
+KIND = re.compile(
+    rf"(#\d+(?:, #\d+)*): (?:([a-z]+(?:[- ][a-z0-9]+)?), )?{NUMBER} segments on "
+    rf"(?:channel {NUMBER}|all channels in turn)"
+)
+ORDER = re.compile(r"order: (as it becomes ready|#\d+\.\d+(?: #\d+\.\d+)*)")
 MAKESPAN = re.compile(rf"(strict|fifo|ordered|planned): {NUMBER} ns")
 SEARCH = re.compile(rf"{NUMBER} plans evaluated: (\S.*)")
 
@@ -49,16 +58,19 @@ class PlannedKind:
         nodes: of the step graph, in ascending order.
         segments: pieces that each is cut into.
         channel: that carries it; None rotates among all channels.
+        algorithm: of a collective, such as ``ring``; None of a transfer.
     """
 
     nodes: tuple[int, ...]
     segments: int
     channel: int | None
+    algorithm: str | None
 
     def __str__(self) -> str:
         named = ", ".join(f"#{node}" for node in self.nodes)
         by = "all channels in turn" if self.channel is None else f"channel {self.channel}"
-        return f"{named}: {self.segments} segments on {by}"
+        algorithm = "" if self.algorithm is None else f"{self.algorithm}, "
+        return f"{named}: {algorithm}{self.segments} segments on {by}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +80,11 @@ class GraphPlan:
     Attributes:
         step: name of the step graph.
         steps: repetitions of the step.
-        channels: cost of each channel.
+        network: the topology that it is for; None if channels were measured.
+        channels: cost of each channel; none on a topology, where each device has one.
         kinds: strategy of each kind of communication.
+        order: the pieces of all communication of one step, as nodes and segments, in the order in
+            which channels carry them; empty is the order in which they become ready.
         strict_ns: strict FIFO queues, with the best strategy of each communication alone; a
             queue's head that is not ready blocks those behind it (head-of-line blocking).
         fifo_ns: the same, but communications shortly behind the head may overtake it.
@@ -81,8 +96,10 @@ class GraphPlan:
 
     step: str
     steps: int
+    network: str | None
     channels: tuple[ChannelCost, ...]
     kinds: tuple[PlannedKind, ...]
+    order: tuple[tuple[int, int], ...]
     strict_ns: int
     fifo_ns: int
     ordered_ns: int
@@ -110,6 +127,23 @@ class GraphPlan:
         """``planned_ns`` in seconds."""
         return self.planned_ns / 1e9
 
+    def unordered(self) -> Self:
+        """Returns the plan whose pieces are carried as they become ready."""
+        return dataclasses.replace(self, order=())
+
+    def apply(self, graph: _native.StepGraph) -> _native.PlannedStep:
+        """Returns a step, on any devices, with its communication in pieces and in the plan's order.
+
+        Raises:
+            GraphError: the plan is of another step, or its order contradicts the dependencies.
+        """
+        channels = max(len(self.channels), 1)
+        strategies = [(kind.segments, kind.channel, kind.algorithm) for kind in self.kinds]
+        try:
+            return _native.PlannedStep.of_plan(graph, channels, strategies, self.order)
+        except (ValueError, OverflowError) as error:
+            raise GraphError(f"the plan of @{self.step} cannot be applied: {error}") from None
+
     def as_json(self) -> dict[str, Any]:
         """Returns the plan as ``fairway plan --json`` writes it."""
         seconds = {f"{order}_s": getattr(self, f"{order}_s") for order in ORDERS}
@@ -118,6 +152,7 @@ class GraphPlan:
 
     def __str__(self) -> str:
         lines = [f"plan of @{self.step}, {self.steps} steps"]
+        lines += [] if self.network is None else [f"network: {self.network}"]
         for number, cost in enumerate(self.channels):
             overlap = f", overlap {' '.join(map(repr, cost.overlap))}" if cost.overlap else ""
             lines.append(
@@ -125,6 +160,8 @@ class GraphPlan:
                 f"sums {cost.sums_bps!r} bit/s, incast {cost.incast!r}{overlap}"
             )
         lines += map(str, self.kinds)
+        order = " ".join(f"#{node}.{segment}" for node, segment in self.order)
+        lines.append(f"order: {order or 'as it becomes ready'}")
         lines += [f"{order}: {getattr(self, f'{order}_ns')} ns" for order in ORDERS]
         lines.append(f"{self.evaluations} plans evaluated: {self.reason}")
         return "\n".join(lines) + "\n"
@@ -138,6 +175,7 @@ class GraphPlan:
         """
         lines = _Lines(text)
         step, steps = lines.one(HEADER, "`plan of @NAME, ... steps`").groups()
+        network = next((found[1] for found in lines.several(NETWORK, most=1)), None)
         channels = []
         for number, found in enumerate(lines.several(CHANNEL)):
             if int(found[1]) != number:
@@ -146,6 +184,8 @@ class GraphPlan:
             rate, sums, incast = map(lines.number, (found[2], found[4], found[5]))
             channels.append(ChannelCost(rate, int(found[3]), sums, incast, overlap))
         kinds = [_kind(found) for found in lines.several(KIND)]
+        order = lines.one(ORDER, "`order: #NODE.SEGMENT ...`")[1]
+        pieces = re.findall(r"#(\d+)\.(\d+)", order)
         spans = {}
         for order in ORDERS:
             found = lines.one(MAKESPAN, f"`{order}: ... ns`")
@@ -157,8 +197,10 @@ class GraphPlan:
         plan = cls(
             step=step,
             steps=int(steps),
+            network=network,
             channels=tuple(channels),
             kinds=tuple(kinds),
+            order=tuple((int(node), int(segment)) for node, segment in pieces),
             evaluations=int(evaluations),
             reason=reason,
             **spans,
@@ -171,8 +213,8 @@ class GraphPlan:
         """Checks that it is a plan of a graph.
 
         Raises:
-            GraphError: of another graph, or it carries out a communication twice, not at all, or
-                on a channel that is not there.
+            GraphError: of another graph, or it carries out a communication twice, not at all, by an
+                algorithm or on a channel that is not there, or in an order that cannot be.
         """
         if graph.name != self.step:
             raise GraphError(f"the plan is of @{self.step}; expected one of @{graph.name}")
@@ -185,11 +227,11 @@ class GraphPlan:
             for nodes in sorted(wrong)[:1]:
                 named = ", ".join(f"#{node}" for node in nodes[:8])
                 raise GraphError(f"the plan has {what}: {named}")
+        count = max(len(self.channels), 1)
         for kind in self.kinds:
-            if kind.segments < 1 or kind.channel not in (None, *range(len(self.channels))):
-                raise GraphError(
-                    f"`{kind}` cannot be carried out; there are {len(self.channels)} channels"
-                )
+            if kind.segments < 1 or kind.channel not in (None, *range(count)):
+                raise GraphError(f"`{kind}` cannot be carried out; there are {count} channels")
+        self.apply(graph)
 
 
 def kinds_of(graph: _native.StepGraph) -> list[tuple[int, ...]]:
@@ -205,7 +247,8 @@ def kinds_of(graph: _native.StepGraph) -> list[tuple[int, ...]]:
 
 def _kind(found: re.Match[str]) -> PlannedKind:
     nodes = tuple(int(node[1:]) for node in found[1].split(", "))
-    return PlannedKind(nodes, int(found[2]), None if found[3] is None else int(found[3]))
+    channel = None if found[4] is None else int(found[4])
+    return PlannedKind(nodes, int(found[3]), channel, found[2])
 
 
 class _Lines:
@@ -237,9 +280,9 @@ class _Lines:
             raise self.error(expected)
         return found
 
-    def several(self, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    def several(self, form: re.Pattern[str], most: int = sys.maxsize) -> Iterator[re.Match[str]]:
         """Yields the next lines as long as they have a form."""
-        while self._next < len(self._lines):
+        for _ in range(min(most, len(self._lines) - self._next)):
             found = form.fullmatch(self._lines[self._next])
             if found is None:
                 return

@@ -2,7 +2,8 @@
 
 Read from the output of ``fairway capture``, or from others' files (:mod:`fairway.formats`). A plan
 chooses a number of segments and a channel for each kind of communication, and one priority order of
-all of it.
+all of it. Whatever executes a step (the simulator, the schedule of a network) executes the planned
+step: its communication in pieces, each of which waits for those before it on a channel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["of_program", "plan"]
 
 def plan(
     graph: _native.StepGraph,
-    costs: Sequence[ChannelCost],
+    channels: Sequence[ChannelCost] | _native.Topology,
     *,
     steps: int = 2,
     evaluations: int = 400,
@@ -27,23 +28,34 @@ def plan(
 ) -> GraphPlan:
     """Plans ``steps`` repetitions of a step.
 
+    Args:
+        graph: the step, on the devices of the topology if there is one.
+        channels: those of each device, or a topology, of which each device has one channel.
+        steps: repetitions of the step.
+        evaluations: plans that are evaluated at most.
+        seed: of the search.
+
     Raises:
         GraphError: the graph or the channels are invalid.
     """
-    given = [cost.terms for cost in costs]
+    topology = channels if isinstance(channels, _native.Topology) else None
+    costs = () if isinstance(channels, _native.Topology) else tuple(channels)
     try:
+        given = topology or [cost.terms for cost in costs]
         found = _native.plan_devices(graph, given, steps, (evaluations, seed))
     except (ValueError, TypeError) as error:
         raise GraphError(f"the graph cannot be planned: {error}") from None
     kinds = [
-        PlannedKind(nodes, segments, channel)
-        for nodes, (segments, channel) in zip(kinds_of(graph), found.strategies, strict=True)
+        PlannedKind(nodes, *strategy)
+        for nodes, strategy in zip(kinds_of(graph), found.strategies, strict=True)
     ]
     return GraphPlan(
         step=graph.name,
         steps=steps,
-        channels=tuple(costs),
+        network=None if topology is None else str(topology),
+        channels=costs,
         kinds=tuple(kinds),
+        order=tuple(found.order),
         strict_ns=found.strict_ns,
         fifo_ns=found.fifo_ns,
         ordered_ns=found.ordered_ns,

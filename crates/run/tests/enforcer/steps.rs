@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use base::{BitsPerSecond, Nanos, Random};
+use cost::ChannelCost;
 use ir::{Collective, CollectiveKind, DType, Dependency, StepGraph, StepOp};
-use plan::{ChannelCost, CommPlan, Policy, Problem, RankSchedule, SearchSpace, executions};
+use plan::{CommPlan, Policy, Problem, RankSchedule, SearchSpace, executions};
 use run::channel::DataPlane;
 use run::enforcer::{Elements, Enforcer, EnforcerError, PreparedSchedule, Reduction};
 

@@ -1,0 +1,52 @@
+//! All models fulfil one contract: what they agree about takes the same time.
+
+use std::collections::BTreeMap;
+
+use base::{BitsPerSecond, Bytes, Nanos};
+use cost::{ChannelCost, ClosedForm, NetworkModel};
+use ir::CollectiveKind;
+use topology::Topology;
+
+const SIZE: Bytes = Bytes(80_000_000);
+
+fn models() -> [Box<dyn NetworkModel>; 3] {
+    let flat: Topology = "elect-flat:8,rate=80Gbit/s,latency=1us".parse().unwrap();
+    let interconnect = flat.interconnect().clone();
+    let forms = ClosedForm { interconnect: interconnect.clone(), measured: BTreeMap::new() };
+    let channel = ChannelCost::of(BitsPerSecond(80e9), Nanos(1_000));
+    [Box::new(interconnect), Box::new(forms), Box::new(channel)]
+}
+
+#[test]
+fn channels_interconnects_and_closed_forms_agree_on_a_switch() {
+    let all: Vec<u32> = (0..8).collect();
+    let exchange = CollectiveKind::AllToAll { sizes: vec![1; 64].into() };
+    for model in models() {
+        assert!(model.devices() >= 8);
+        assert_eq!(model.port().rate, BitsPerSecond(80e9));
+        assert_eq!(model.transfer_time(2, 2, SIZE), Nanos(0));
+        assert_eq!(model.transfer_time(2, 5, SIZE), Nanos(8_001_000));
+        let reduce = model.collective_time(&CollectiveKind::AllReduce, &all, SIZE);
+        assert_eq!(reduce, Nanos(14 * 1_001_000), "14 rounds of an eighth");
+        let gather = model.collective_time(&CollectiveKind::AllGather, &all, SIZE);
+        assert_eq!(gather, Nanos(7 * 1_001_000));
+        assert_eq!(model.collective_time(&CollectiveKind::AllReduce, &all[..1], SIZE), Nanos(0));
+        // Of each rank's eighth, an eighth stays; closed forms have all messages under way at once.
+        let rounds = model.collective_time(&exchange, &all, SIZE).0;
+        assert!((875_000..=882_000).contains(&rounds), "{rounds}");
+    }
+}
+
+#[test]
+fn measurements_replace_the_closed_form_of_what_was_measured() {
+    let flat: Topology = "elect-flat:8,rate=80Gbit/s".parse().unwrap();
+    let measured = BTreeMap::from([(4, vec![(1e6, 1e-3), (2e6, 1.5e-3)])]);
+    let forms = ClosedForm { interconnect: flat.interconnect().clone(), measured };
+    let time = |devices: &[u32], size| {
+        forms.collective_time(&CollectiveKind::AllReduce, devices, Bytes(size)).0
+    };
+    assert_eq!(time(&[0, 1, 2, 3], 1_500_000), 1_250_000);
+    assert_eq!(time(&[4, 5, 6, 7], 1_500_000), 1_250_000);
+    assert_ne!(time(&[0, 1, 2, 4], 1_500_000), 1_250_000, "not at equal distances");
+    assert_ne!(time(&[0, 1], 1_500_000), 1_250_000, "two were not measured");
+}

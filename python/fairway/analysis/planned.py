@@ -1,0 +1,109 @@
+"""Steps with the plan of their communication, on a topology."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fairway import _native
+from fairway.communication import graphs
+from fairway.communication.graph_plans import GraphPlan
+from fairway.communication.steps import ChannelCost
+from fairway.errors import PlacementError
+from fairway.placement.search import SimulatedStep, simulate_graph
+
+__all__ = ["PlannedGraph", "plan_graph"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedGraph:
+    """A placed step, planned.
+
+    Attributes:
+        plan: of its communication.
+        step: the step in the plan's pieces and order.
+        simulated: one step as planned, as flows on the topology.
+        unplanned: one step as it is, likewise: its communication whole, as it becomes ready.
+        schedule: of every vector of one step as planned, on a topology of links.
+    """
+
+    plan: GraphPlan
+    step: _native.PlannedStep
+    simulated: SimulatedStep
+    unplanned: SimulatedStep
+    schedule: _native.StepSchedule | None
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of one step: by the schedule if there is one, else as flows."""
+        return self.simulated.seconds if self.schedule is None else self.schedule.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns times of one step, and the plan's text."""
+        return {
+            "unplanned_s": self.unplanned.seconds,
+            "planned_s": self.simulated.seconds,
+            "scheduled_s": None if self.schedule is None else self.schedule.seconds,
+            "plan": str(self.plan),
+        }
+
+    @property
+    def times_s(self) -> list[tuple[float, float]]:
+        """When each node of the step, in all its pieces, begins and ends as flows, in seconds."""
+        found: dict[int, tuple[float, float]] = {}
+        for node, (begin, end) in zip(self.step.origins, self.simulated.times_s, strict=True):
+            known = found.get(node, (begin, end))
+            found[node] = (min(begin, known[0]), max(end, known[1]))
+        return [found[node] for node in sorted(found)]
+
+
+def plan_graph(
+    graph: _native.StepGraph,
+    topology: _native.Topology,
+    costs: Sequence[ChannelCost] | None = None,
+    *,
+    steps: int,
+    seed: int = 0,
+) -> PlannedGraph:
+    """Plans a step's communication on a topology, unless the step is faster as it is.
+
+    Args:
+        graph: on the topology's devices.
+        topology: on which steps are simulated, and scheduled if it is one of links.
+        costs: of the channels that are planned for; None plans for the topology.
+        steps: repetitions of the step in the plan.
+        seed: of the search.
+
+    Raises:
+        GraphError: the step cannot be planned.
+        PlacementError: the step has more devices than the topology, or cannot be scheduled.
+    """
+    channels = topology if costs is None else costs
+    found = graphs.plan(graph, channels, steps=steps, seed=seed)
+    whole = graphs.plan(graph, channels, steps=steps, evaluations=1).unordered()
+    plans = [whole, found, found.unordered()]
+    planned = [(plan, step := plan.apply(graph), _flow(step, topology)) for plan in plans]
+    as_it_is = planned[0]
+    candidates = [as_it_is, min(planned[1:], key=lambda one: one[2].seconds)]
+    unplanned = as_it_is[2]
+    if not topology.is_routed:
+        plan, step, simulated = min(candidates, key=lambda one: one[2].seconds)
+        return PlannedGraph(plan, step, simulated, unplanned, None)
+    scheduled = [
+        PlannedGraph(plan, step, simulated, unplanned, _schedule(step, topology))
+        for plan, step, simulated in candidates
+    ]
+    return min(scheduled, key=lambda one: one.seconds)
+
+
+def _flow(step: _native.PlannedStep, topology: _native.Topology) -> SimulatedStep:
+    return simulate_graph(step.graph, topology.interconnect)
+
+
+def _schedule(step: _native.PlannedStep, topology: _native.Topology) -> _native.StepSchedule:
+    try:
+        return _native.schedule_step(step, topology)
+    except ValueError as error:
+        name = step.graph.name
+        raise PlacementError(f"cannot schedule {name} on {topology}: {error}") from None
