@@ -265,14 +265,14 @@ class Bench:
             }
             model = dataclasses.replace(self.model, microbatches=REPLICA_MICROBATCHES)
             self._split(systems, dict.fromkeys(systems, PARTS), "replicas", model)
-            ways = {
+            layouts = {
                 "all-reduce": ("1x2x1", 1),
                 "shared memory": ("1x2x1", 2),
                 "links": ("2x1x1", 2),
             }
-            for name, (layout, islands) in ways.items():
+            for name, (layout, islands) in layouts.items():
                 systems[layout].client.ask(do="replicas", name=name, islands=islands)
-            turns = [(layout, name) for name, (layout, _) in ways.items()]
+            turns = [(layout, name) for name, (layout, _) in layouts.items()]
             rates = self._measure("replicas", systems, turns)
         near = [rates["1x2x1", "all-reduce"], rates["1x2x1", "shared memory"]]
         best = Spread(tuple(max(pair) for pair in zip(*(n.values for n in near), strict=True)))
@@ -325,7 +325,7 @@ class Bench:
             for loss, wanted in zip(other, first, strict=True)
         )
         if worst > LARGEST_DIFFERENCE:
-            raise WorkerError(f"{name}: ways of training differ by {worst:.1e}: {losses}")
+            raise WorkerError(f"{name}: losses of layouts differ by {worst:.1e}: {losses}")
         self.notes[name] |= {"losses": first, "largest_relative_difference": worst}
         work: dict[str, Callable[[], float]] = {
             "/".join(turn): functools.partial(systems[turn[0]].rate, turn[1], STEPS[name])

@@ -15,10 +15,12 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import json
 import random
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from rich.table import Table
 from fairway._native import StepPlan
 from fairway.cli.consoles import working
 from fairway.communication import calibration, files, steps
+from fairway.communication.timelines import timelines
 from fairway.studies.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
@@ -74,12 +77,14 @@ class Run:
         idle: fraction of it in which devices were idle.
         loss_error: largest relative deviation of a loss from that of one process.
         busy_s: time of each computation, median over ranks, including other work of the rank.
+        reports: of each rank.
     """
 
     step_s: float
     idle: float
     loss_error: float
     busy_s: dict[str, float]
+    reports: Sequence[steps.Report]
 
 
 class Testbed:
@@ -103,12 +108,12 @@ class Testbed:
         }
         self._workers = []
         for rank, place in enumerate(places):
-            ways = [
+            channels = [
                 f"tcp:{address.replace('{rank}', '0')}:0@{rate}"
                 for address, rate in zip(place.addresses, RATES_BPS, strict=True)
             ]
             inside = [word.replace("{rank}", "0") for word in place.prefix]
-            command = [*inside, sys.executable, "testbed_worker.py", str(rank), *ways]
+            command = [*inside, sys.executable, "testbed_worker.py", str(rank), *channels]
             self._workers.append(stack.enter_context(Worker(command, environment)))
         addresses = self._all(do="listen")
         self._all(do="join", addresses=addresses)
@@ -145,7 +150,9 @@ class Testbed:
         profile = {
             name: statistics.median(report["busy_s"][name] for report in reports) for name in names
         }
-        return Run(step_s, 1 - busy_s / step_s, error, profile)
+        known = [field.name for field in dataclasses.fields(steps.Report)]
+        timed = [steps.Report(**{name: report[name] for name in known}) for report in reports]
+        return Run(step_s, 1 - busy_s / step_s, error, profile, timed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +165,8 @@ class Row:
     runs: Sequence[Run]
     allowed: float
     """Allowed relative deviation of losses from those of one process."""
+    compared: Mapping[str, Any]
+    """What ``fairway compare`` says of the run of the median time."""
 
     @property
     def step_s(self) -> Spread:
@@ -180,6 +189,7 @@ class Row:
             "idle": statistics.median(run.idle for run in self.runs),
             "loss_error": max(run.loss_error for run in self.runs),
             "loss_error_allowed": self.allowed,
+            "compared": self.compared,
             "choices": self.plan.choices,
         }
 
@@ -223,10 +233,46 @@ def measure(
             interleave(turns, given.rounds, order)
             worst = max(run.loss_error for each in runs.values() for run in each)
             allowed = by_order(config, testbed.ranks, expected, worst)
-            rows += [
-                Row(name, system, plan, runs[system], allowed) for system, plan in plans.items()
-            ]
+            for system, plan in plans.items():
+                label = f"testbed-{testbed.ranks}-{name}-{system}"
+                compared = compare(label, step, plan, typical(runs[system]))
+                rows.append(Row(name, system, plan, runs[system], allowed, compared))
     return found, rows
+
+
+def typical(runs: Sequence[Run]) -> Run:
+    """Returns the run of the median time."""
+    return sorted(runs, key=lambda run: run.step_s)[len(runs) // 2]
+
+
+def compare(label: str, step: steps.Step, plan: StepPlan, run: Run) -> dict[str, Any]:
+    """Writes both timelines of a plan, and a picture of them; returns what ``compare`` finds."""
+    found = timelines(label, step, plan, run.reports)
+    (ROOT / "out").mkdir(exist_ok=True)
+    path = ROOT / "out" / f"{label}.step"
+    path.write_text(str(found.graph))
+    path.with_suffix(".report").write_text(str(found.measured))
+    predicted = path.with_suffix(".predicted.report")
+    predicted.write_text(str(found.predicted))
+    words = ["compare", str(path), "--predicted", str(predicted)]
+    command = [sys.executable, "-m", "fairway", *words, "--json"]
+    plot = ["--plot", str(path.with_suffix(".png"))]
+    shown = subprocess.run([*command, *plot], stdout=subprocess.PIPE, check=True)
+    figures: dict[str, Any] = json.loads(shown.stdout)
+    return figures
+
+
+def error(row: Mapping[str, float]) -> float:
+    """Returns the relative error of a prediction."""
+    return row["predicted_s"] / row["measured_s"] - 1
+
+
+def apart(figures: Mapping[str, Any]) -> float:
+    """Returns how far nodes are apart, as a part of their time."""
+    nodes = figures["nodes"]
+    whole = sum(node["measured_s"] for node in nodes)
+    difference = sum(abs(node["predicted_s"] - node["measured_s"]) for node in nodes)
+    return float(difference / whole)
 
 
 def by_order(config: dlrm.Config, ranks: int, expected: Sequence[float], error: float) -> float:
@@ -266,11 +312,21 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
         for cost in found.costs
     )
     console.print(
-        f"{ranks} ranks; channels: {costs}; motifs alone are told with an error of "
+        f"{ranks} ranks; channels: {costs}; motifs alone are predicted with an error of "
         f"{found.error_median:.1%} in the median, {found.error_worst:.1%} at worst"
     )
     table = Table(title=f"{ranks} ranks: seconds of a step, median \\[lowest..highest] of rounds")
-    for name in ("workload", "system", "measured", "predicted", "error", "idle", "losses"):
+    for name in (
+        "workload",
+        "system",
+        "measured",
+        "predicted",
+        "error",
+        "steps",
+        "nodes",
+        "idle",
+        "losses",
+    ):
         table.add_column(name)
     last = ""
     for row in rows:
@@ -283,6 +339,8 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
             row.step_s.show(".3f"),
             f"{row.plan.period_ns / 1e9:.3f}",
             f"{row.error:+.1%}",
+            f"{error(row.compared['step']):+.1%}",
+            f"{apart(row.compared):.1%}",
             f"{statistics.median(run.idle for run in row.runs):.0%}",
             f"{'[green]same[/]' if losses <= row.allowed else '[red]differ[/]'} {losses:.0e}",
         )
@@ -296,6 +354,13 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
     errors = [abs(row.error) for row in rows]
     console.print(
         f"predicted against measured: mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}"
+    )
+    compared = [abs(error(row.compared["step"])) for row in rows]
+    nodes = statistics.median(apart(row.compared) for row in rows)
+    console.print(
+        f"by fairway compare, steps of one run of each: mean {statistics.mean(compared):.1%}, "
+        f"worst {max(compared):.1%}; nodes differ by {nodes:.1%} of their time in the median; "
+        "pictures are in out/"
     )
     for row in rows:
         if row.system == JOINT:

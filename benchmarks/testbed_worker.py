@@ -60,8 +60,8 @@ class Runner:
 def main() -> None:
     """Serves rank ``argv[1]``; each of the others is a channel, ``ADDRESS@BITS_PER_SECOND``."""
     rank, *channels = sys.argv[1:]
-    ways = [channel.split("@") for channel in channels]
-    given = [Channel(address, float(rate) if rate else None) for address, rate in ways]
+    parts = [channel.split("@") for channel in channels]
+    given = [Channel(address, float(rate) if rate else None) for address, rate in parts]
     common.serve_methods(Runner(int(rank), given))
 
 

@@ -22,8 +22,8 @@ RATE = "200Mbit/s"
 
 def island(number: int, channels: int = 2) -> IslandSettings:
     """Two hosts of two devices, each with addresses of its own on this machine."""
-    ways = (ChannelSettings(f"127.{number}{way}.{{rank}}.1", RATE) for way in range(channels))
-    return IslandSettings(2, 2, channels=tuple(ways))
+    addresses = (f"127.{number}{channel}.{{rank}}.1" for channel in range(channels))
+    return IslandSettings(2, 2, channels=tuple(ChannelSettings(one, RATE) for one in addresses))
 
 
 @pytest.fixture(scope="module")

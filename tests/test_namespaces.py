@@ -106,8 +106,8 @@ def test_channels_that_share_a_link_are_found_out(namespaces):
             subprocess.run(inside, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"links cannot be shaped here: {error}")
-        ways = tuple(ChannelSettings(one, "200Mbit/s") for one in (address, beside))
-        islands.append(IslandSettings(1, 1, ("ip", "netns", "exec", name), address, ways))
+        channels = tuple(ChannelSettings(one, "200Mbit/s") for one in (address, beside))
+        islands.append(IslandSettings(1, 1, ("ip", "netns", "exec", name), address, channels))
     with Ranks(Settings(tuple(islands))) as ranks:
         found = calibration.fit(ranks.measure(), len(ranks))
     for number, cost in enumerate(found.costs):

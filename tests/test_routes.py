@@ -12,8 +12,8 @@ from fairway.routes import Transfer, route
 
 def test_a_transfer_is_spread_over_all_ways_that_help():
     found = route("dragonfly:8", [Transfer(0, 1, 1 << 20)])
-    ways = [train[3] for train in found.schedule["trains"]]
-    assert sorted(ways) == [[0, 1], *([0, chip, 1] for chip in range(2, 8))]
+    paths = [train[3] for train in found.schedule["trains"]]
+    assert sorted(paths) == [[0, 1], *([0, chip, 1] for chip in range(2, 8))]
     assert sum(train[2] for train in found.schedule["trains"]) == -(-(1 << 20) // 320)
     # A chip of a larger system has 11 links; here it has 7, and all are saturated to the end.
     assert 1 <= found.ratio < 1.06

@@ -40,12 +40,12 @@ def team(
 ) -> Iterator[list[Team]]:
     """A team of ranks of this process; in shared memory, if there is a folder for sockets."""
 
-    def ways(rank: int) -> list[Channel]:
+    def channels_of(rank: int) -> list[Channel]:
         if near is None:
             return [Channel("tcp:127.0.0.1:0")] * channels
         return [Channel(f"unix:{near}/{rank}-{number}") for number in range(channels)]
 
-    listeners = [Listener(rank, ways(rank), "secret") for rank in range(ranks)]
+    listeners = [Listener(rank, channels_of(rank), "secret") for rank in range(ranks)]
     addresses = [listener.addresses for listener in listeners]
     with ThreadPoolExecutor(ranks) as threads:
         teams = list(threads.map(lambda one: one.join(addresses, timeout_s), listeners))

@@ -86,11 +86,11 @@ class Route:
         """Returns a table of the transfers and their completion times."""
         table = Table("transfer", "bytes", "links", "completion time", title=f"On {self.fabric}")
         for number, transfer in enumerate(self.transfers):
-            ways = sum(train[0] == number for train in self.schedule["trains"])
+            paths = sum(train[0] == number for train in self.schedule["trains"])
             table.add_row(
                 f"{number}: {transfer.source} to {transfer.target}",
                 f"{transfer.size_bytes:,}",
-                str(ways),
+                str(paths),
                 self.time(self.schedule["ends_ticks"][number]),
             )
         return table

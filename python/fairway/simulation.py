@@ -92,8 +92,8 @@ class Simulated:
         events: list[dict[str, Any]] = []
         tracks: dict[tuple[int, int], int] = {}
         to_us = 1e6 / (TICKS_PER_CYCLE * plan.clock_hz)
-        for task, first, count, way, starts, pace in plan.trains(EVENTS_MAX):
-            for source, target, start in zip(way, way[1:], starts, strict=False):
+        for task, first, count, vertices, starts, pace in plan.trains(EVENTS_MAX):
+            for source, target, start in zip(vertices, vertices[1:], starts, strict=False):
                 if (source, target) not in tracks:
                     tracks[source, target] = len(tracks)
                     name = {"name": f"{source} to {target}"}

@@ -1,7 +1,7 @@
 //! Failure detection: which hosts still answer heartbeats, in the controller's own time.
 //!
 //! A host that answers none for most of the timeout is lost. Only heartbeats count, and no other
-//! reports: they take the way of the data, so a host that is cut off from its peers is found too.
+//! reports: they take the path of the data, so a host that is cut off from its peers is found too.
 
 use std::collections::BTreeMap;
 

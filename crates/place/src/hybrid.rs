@@ -161,10 +161,10 @@ impl ParallelismSearch<'_> {
         mut judge: impl FnMut(&StepGraph) -> Result<Nanos, E>,
         mut tell: impl FnMut(usize, usize) -> bool,
     ) -> Result<Vec<Spread>, E> {
-        let ways = self.ways();
+        let strategies = self.strategies();
         let (mut found, mut full) = (Vec::new(), None);
-        for (number, &(batch, steps, cut)) in ways.iter().enumerate() {
-            if !tell(number, ways.len()) {
+        for (number, &(batch, steps, cut)) in strategies.iter().enumerate() {
+            if !tell(number, strategies.len()) {
                 break;
             }
             let placements = match self.placements(batch / cut.copies, cut, None) {
@@ -189,7 +189,7 @@ impl ParallelismSearch<'_> {
         }
     }
 
-    fn ways(&self) -> Vec<(u32, u64, ParallelismCut)> {
+    fn strategies(&self) -> Vec<(u32, u64, ParallelismCut)> {
         let all = self.room.devices;
         // Blocks connect to blocks at any number of shards, so try the largest only; collectives
         // between fewer shards communicate less, so there try all.
@@ -208,8 +208,10 @@ impl ParallelismSearch<'_> {
                 widths.map(move |width| ParallelismCut { copies, devices, width })
             })
         };
-        let ways = self.curve.iter();
-        ways.flat_map(|&(batch, steps)| cuts(batch).map(move |cut| (batch, steps, cut))).collect()
+        self.curve
+            .iter()
+            .flat_map(|&(batch, steps)| cuts(batch).map(move |cut| (batch, steps, cut)))
+            .collect()
     }
 }
 

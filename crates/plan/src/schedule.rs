@@ -78,12 +78,12 @@ struct Timed {
 
 /// An execution option of a task, for scheduling.
 #[derive(Clone, Debug)]
-struct Way {
+struct OptionTimes {
     motifs: Vec<Timed>,
     span: u64,
 }
 
-impl Way {
+impl OptionTimes {
     fn new(execution: &Execution) -> Self {
         let mut motifs: Vec<Timed> = execution
             .motifs
@@ -119,7 +119,7 @@ pub struct Unrolled {
     /// By task, its compute time; none if it communicates.
     computes: Vec<Option<u64>>,
     /// By task, its execution options; empty if it computes.
-    options: Vec<Vec<Way>>,
+    options: Vec<Vec<OptionTimes>>,
     /// By node, the nodes that depend on it.
     next: Vec<Vec<u32>>,
     /// By node, the number of nodes that it depends on.
@@ -182,8 +182,10 @@ impl Unrolled {
         }
         let motifs = executions.iter().flatten().flat_map(|execution| &execution.motifs);
         let channels = motifs.map(|motif| motif.channel as usize + 1).max().unwrap_or(0);
-        let options =
-            executions.iter().map(|options| options.iter().map(Way::new).collect()).collect();
+        let options = executions
+            .iter()
+            .map(|options| options.iter().map(OptionTimes::new).collect())
+            .collect();
         let pairs = (0..channels).flat_map(|one| (0..channels).map(move |other| (one, other)));
         let both = |(one, other)| match one == other {
             true => 0,

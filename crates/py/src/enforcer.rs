@@ -144,16 +144,16 @@ impl PyEnforcer {
         let TeamMembership { name, rank, hosts, channels, timeout_s, meeting_s, names } =
             membership;
         let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
-        let way = |(channel, rate): (u32, Option<f64>)| TeamChannel {
+        let of = |(channel, rate): (u32, Option<f64>)| TeamChannel {
             channel: Channel(channel),
             rate: rate.map(BitsPerSecond),
         };
-        let ways: Vec<TeamChannel> = channels.into_iter().map(way).collect();
+        let channels: Vec<TeamChannel> = channels.into_iter().map(of).collect();
         let timeout = Duration::try_from_secs_f64(timeout_s).map_err(wrong)?;
         let meeting = Duration::try_from_secs_f64(meeting_s.unwrap_or(timeout_s)).map_err(wrong)?;
-        let (name, hosts, ways) = (TransferTag(name), &hosts, &ways);
+        let (name, hosts, channels) = (TransferTag(name), &hosts, &channels);
         let (plane, names) = (plane.inner(), names.as_deref());
-        let team = Team { plane, name, rank, hosts, names, ways, timeout, meeting };
+        let team = Team { plane, name, rank, hosts, names, channels, timeout, meeting };
         let enforcer = py.detach(|| Enforcer::join(&team));
         enforcer.map(|enforcer| Self(Some(enforcer))).map_err(|error| team_error(&error))
     }

@@ -151,11 +151,11 @@ impl PyPlan {
         let list = PyList::empty(py);
         for train in schedule.trains.iter().take(most.unwrap_or(usize::MAX)) {
             let links = train.hops.iter().map(|hop| network.link(hop.link));
-            let way = links.clone().take(1).map(|link| link.source.0);
-            let way: Vec<u32> = way.chain(links.map(|link| link.target.0)).collect();
+            let vertices = links.clone().take(1).map(|link| link.source.0);
+            let vertices: Vec<u32> = vertices.chain(links.map(|link| link.target.0)).collect();
             let starts: Vec<u64> = train.hops.iter().map(|hop| hop.start.0).collect();
             let pace = schedule.timing.pace(network, train.links()).0;
-            list.append((train.task, train.first, train.count, way, starts, pace))?;
+            list.append((train.task, train.first, train.count, vertices, starts, pace))?;
         }
         Ok(list)
     }

@@ -58,7 +58,7 @@ pub fn all_to_all(
 struct Pair {
     source: VertexId,
     target: VertexId,
-    ways: SmallVec<[Path; 1]>,
+    paths: SmallVec<[Path; 1]>,
 }
 
 struct Exchange<'a> {
@@ -86,11 +86,11 @@ impl<'a> Exchange<'a> {
             for source in circle.first() {
                 let target = (source / node + ahead) % nodes * node + (source + aside) % node;
                 let (source, target) = (VertexId(source), VertexId(target));
-                let ways = fabric.ways(source, target);
-                if ways.is_empty() {
-                    return Err(RouteError::NoWay { task: 0, from: source, to: target });
+                let paths = fabric.paths(source, target);
+                if paths.is_empty() {
+                    return Err(RouteError::NoPath { task: 0, from: source, to: target });
                 }
-                pairs.push(Pair { source, target, ways });
+                pairs.push(Pair { source, target, paths });
             }
         }
         Ok(Self { fabric, circle, pairs, vectors, timing })
@@ -130,15 +130,16 @@ impl<'a> Exchange<'a> {
             let part = part(self.vectors, pieces, piece);
             let (first, count) = (part.start, part.end - part.start);
             for (task, pair) in (0..).zip(&self.pairs) {
-                let ways = pair.ways.iter().map(|way| (steps.fit(&self.circle, way, lag), way));
-                let best = ways.min_by_key(|(at, _)| at.last().copied());
-                let (at, way) = best.expect("every pair has a way");
+                let paths =
+                    pair.paths.iter().map(|path| (steps.fit(&self.circle, path, lag), path));
+                let best = paths.min_by_key(|(at, _)| at.last().copied());
+                let (at, path) = best.expect("every pair has a path");
                 let mut taken = SmallVec::new();
-                for (&link, &at) in way.iter().zip(&at) {
+                for (&link, &at) in path.iter().zip(&at) {
                     steps.take(self.circle.kind(link).0, at);
                     taken.push(Hop { link, start: Ticks(at * step) });
                 }
-                let last: &Hop = taken.last().expect("a way has links");
+                let last: &Hop = taken.last().expect("a path has links");
                 let came = last.start + self.timing.hop(network.link(last.link));
                 let end = &mut schedule.ends[task as usize];
                 *end = (*end).max(came + Ticks(count * slot.0));
@@ -160,13 +161,13 @@ impl Steps {
     }
 
     /// Returns the earliest free steps for a path's links, each at least `lag` after the one before.
-    fn fit(&self, circle: &RotationalSymmetry, way: &Path, lag: u64) -> SmallVec<[u64; 4]> {
+    fn fit(&self, circle: &RotationalSymmetry, path: &Path, lag: u64) -> SmallVec<[u64; 4]> {
         let mut steps: SmallVec<[u64; 4]> = SmallVec::new();
-        for (place, &link) in way.iter().enumerate() {
+        for (place, &link) in path.iter().enumerate() {
             let kind = circle.kind(link).0;
             let mut at = self.free(kind, steps.last().map_or(0, |before| before + lag));
             // A path may use several links of one kind, each in a different part.
-            while way[..place]
+            while path[..place]
                 .iter()
                 .zip(&steps)
                 .any(|(&link, &before)| circle.kind(link).0 == kind && before == at)

@@ -29,7 +29,7 @@ pub(crate) fn is_affordable(network: &Network, transfers: usize) -> bool {
 ///
 /// A Dijkstra-like search that keeps one path per vertex, chosen by when the last vector could be
 /// forwarded; so it is heuristic, since another path may be better further on.
-pub(crate) fn way(
+pub(crate) fn path(
     network: &Network,
     timing: &Timing,
     taken: &Bookings,

@@ -234,8 +234,8 @@ struct Flowing<'a> {
     pieces: Vec<u64>,
     /// All paths, paths of the edges of each part, paths that begin with each link, and pieces that
     /// wait for each path.
-    ways: Vec<Path>,
-    way_of: Vec<Vec<usize>>,
+    paths: Vec<Path>,
+    path_of: Vec<Vec<usize>>,
     first: Vec<Vec<usize>>,
     waiting: Vec<BinaryHeap<Reverse<Sending>>>,
     free: Vec<Ticks>,
@@ -255,18 +255,18 @@ impl<'a> Flowing<'a> {
         (timing, hop, least): (Timing, Ticks, Ticks),
     ) -> Self {
         let mut numbers: BTreeMap<&Path, usize> = BTreeMap::new();
-        for (_, _, way) in parts.iter().flat_map(|part| &part.tree.edges) {
+        for (_, _, path) in parts.iter().flat_map(|part| &part.tree.edges) {
             let next = numbers.len();
-            numbers.entry(way).or_insert(next);
+            numbers.entry(path).or_insert(next);
         }
-        let way_of =
+        let path_of =
             |part: &Part<'_>| part.tree.edges.iter().map(|edge| numbers[&edge.2]).collect();
-        let way_of: Vec<Vec<usize>> = parts.iter().map(way_of).collect();
-        let mut ways = vec![Path::new(); numbers.len()];
+        let path_of: Vec<Vec<usize>> = parts.iter().map(path_of).collect();
+        let mut paths = vec![Path::new(); numbers.len()];
         let mut first = vec![Vec::new(); network.links().len()];
-        for (way, number) in numbers {
-            ways[number] = way.clone();
-            first[way[0].0 as usize].push(number);
+        for (path, number) in numbers {
+            paths[number] = path.clone();
+            first[path[0].0 as usize].push(number);
         }
         let cut = |part: &Part<'_>| part.count.min((pieces as f64 * part.share).ceil() as u64);
         let mut this = Self {
@@ -276,15 +276,15 @@ impl<'a> Flowing<'a> {
             hop,
             least,
             pieces: parts.iter().map(cut).collect(),
-            waiting: ways.iter().map(|_| BinaryHeap::new()).collect(),
+            waiting: paths.iter().map(|_| BinaryHeap::new()).collect(),
             free: vec![Ticks(0); network.links().len()],
             brought: BTreeMap::new(),
             events: BinaryHeap::new(),
             tasks: Vec::new(),
             trains: Vec::new(),
             ends: Vec::new(),
-            ways,
-            way_of,
+            paths,
+            path_of,
             first,
         };
         for (number, part) in parts.iter().enumerate() {
@@ -312,32 +312,32 @@ impl<'a> Flowing<'a> {
 
     fn plan(mut self) -> RoutePlan {
         while let Some(&Reverse((now, _))) = self.events.peek() {
-            let mut ways: Vec<usize> = Vec::new();
+            let mut paths: Vec<usize> = Vec::new();
             while let Some(&Reverse((time, event))) = self.events.peek()
                 && time == now
             {
                 self.events.pop();
                 match event {
-                    Event::Free(link) => ways.extend(&self.first[link]),
+                    Event::Free(link) => paths.extend(&self.first[link]),
                     Event::There(sending) => {
-                        let way = self.way_of[sending.part][sending.edge];
-                        self.waiting[way].push(Reverse(sending));
-                        ways.push(way);
+                        let path = self.path_of[sending.part][sending.edge];
+                        self.waiting[path].push(Reverse(sending));
+                        paths.push(path);
                     }
                 }
             }
-            ways.sort_unstable();
-            ways.dedup();
+            paths.sort_unstable();
+            paths.dedup();
             // Paths with the shortest queue on later links first, in units of a hop, to avoid
             // head-of-line blocking; then by piece, so that all parts of a shard progress together.
-            ways.sort_by_cached_key(|&way| {
-                let free = self.ways[way][1..].iter().map(|link| self.free[link.0 as usize]);
+            paths.sort_by_cached_key(|&path| {
+                let free = self.paths[path][1..].iter().map(|link| self.free[link.0 as usize]);
                 let queue = free.max().map_or(0, |free| free.0.saturating_sub(now.0));
-                let head = self.waiting[way].peek().map(|sending| sending.0.piece);
+                let head = self.waiting[path].peek().map(|sending| sending.0.piece);
                 (queue / self.hop.0.max(1), head)
             });
-            for way in ways {
-                self.begin(way, now);
+            for path in paths {
+                self.begin(path, now);
             }
         }
         let schedule = Schedule { timing: self.timing, trains: self.trains, ends: self.ends };
@@ -345,13 +345,13 @@ impl<'a> Flowing<'a> {
     }
 
     /// Sends the next piece that waits for a path, if its first link is free.
-    fn begin(&mut self, way: usize, now: Ticks) {
-        if self.free[self.ways[way][0].0 as usize] > now {
+    fn begin(&mut self, path: usize, now: Ticks) {
+        if self.free[self.paths[path][0].0 as usize] > now {
             return;
         }
-        let Some(Reverse(sending)) = self.waiting[way].pop() else { return };
-        let way = &self.ways[way];
-        let pace = self.timing.pace(self.network, way.iter().copied());
+        let Some(Reverse(sending)) = self.waiting[path].pop() else { return };
+        let path = &self.paths[path];
+        let pace = self.timing.pace(self.network, path.iter().copied());
         let whole = &self.parts[sending.part];
         let &(source, target, _) = &whole.tree.edges[sending.edge];
         let range = part(whole.count, self.pieces[sending.part], sending.piece);
@@ -359,7 +359,7 @@ impl<'a> Flowing<'a> {
         let length = Ticks(count * pace.0);
         let mut at = now;
         let mut hops: SmallVec<[Hop; 3]> = SmallVec::new();
-        for &link in way {
+        for &link in path {
             at = at.max(self.free[link.0 as usize]);
             hops.push(Hop { link, start: at });
             self.free[link.0 as usize] = at + length;

@@ -153,8 +153,8 @@ pub enum RouteError {
         task: u32,
     },
     /// No path joins the ends of a transfer.
-    #[error("there is no way from vertex {from} to vertex {to} for task {task}")]
-    NoWay {
+    #[error("there is no path from vertex {from} to vertex {to} for task {task}")]
+    NoPath {
         /// The task.
         task: u32,
         /// Source.
@@ -175,12 +175,12 @@ pub fn route(
 ) -> Result<RoutePlan, RouteError> {
     let tasks: Vec<Task> = tasks.into_iter().map(Into::into).collect();
     check(network, &tasks, &timing)?;
-    let ways = ways(network, &tasks)?;
-    let plan = |strategy| plan(network, &tasks, timing, &ways, strategy);
-    let mut best = plan(Strategy::Ways(DETOURS[0]))?;
+    let paths = disjoint_paths(network, &tasks)?;
+    let plan = |strategy| plan(network, &tasks, timing, &paths, strategy);
+    let mut best = plan(Strategy::Disjoint(DETOURS[0]))?;
     let transfers = tasks.iter().filter(|task| task.transfer().is_some()).count();
     let around = earliest::is_affordable(network, transfers).then_some(Strategy::Pieces);
-    let others = DETOURS[1..].iter().map(|&detour| Strategy::Ways(detour)).chain(around);
+    let others = DETOURS[1..].iter().map(|&detour| Strategy::Disjoint(detour)).chain(around);
     for plan in others.map(plan) {
         let plan = plan?;
         if plan.end() < best.end() {
@@ -191,27 +191,27 @@ pub fn route(
 }
 
 /// Link-disjoint paths between pairs of vertices.
-type Ways = BTreeMap<(VertexId, VertexId), Vec<Path>>;
+type DisjointPaths = BTreeMap<(VertexId, VertexId), Vec<Path>>;
 
 /// Returns the disjoint paths of all transfers, the shortest first, as many as any strategy needs.
-fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
-    let mut ways = Ways::new();
+fn disjoint_paths(network: &Network, tasks: &[Task]) -> Result<DisjointPaths, RouteError> {
+    let mut paths = DisjointPaths::new();
     let transfers = (0..).zip(tasks).filter_map(|(task, one)| Some((task, one.transfer()?)));
     for (task, &RouteTransfer { source: from, target: to, .. }) in transfers {
         let most = DETOURS[DETOURS.len() - 1];
-        let found = ways.entry((from, to)).or_insert_with(|| disjoint(network, from, to, most));
+        let found = paths.entry((from, to)).or_insert_with(|| disjoint(network, from, to, most));
         if found.is_empty() {
-            return Err(RouteError::NoWay { task, from, to });
+            return Err(RouteError::NoPath { task, from, to });
         }
     }
-    Ok(ways)
+    Ok(paths)
 }
 
 /// Routing strategy of a plan.
 #[derive(Clone, Copy, Debug)]
 enum Strategy {
     /// Over link-disjoint paths of at most this many hops more than the shortest.
-    Ways(usize),
+    Disjoint(usize),
     /// Piece by piece, around existing bookings.
     Pieces,
 }
@@ -233,7 +233,7 @@ fn plan(
     network: &Network,
     tasks: &[Task],
     timing: Timing,
-    ways: &Ways,
+    paths: &DisjointPaths,
     strategy: Strategy,
 ) -> Result<Schedule, RouteError> {
     let links = Bookings::new(network.links().len());
@@ -242,7 +242,7 @@ fn plan(
     let mut schedule = Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); tasks.len()] };
     let hops = |number: u32| {
         let transfer = tasks[number as usize].transfer();
-        transfer.map_or(0, |one| ways[&(one.source, one.target)][0].len())
+        transfer.map_or(0, |one| paths[&(one.source, one.target)][0].len())
     };
     let mut ready = ReadyList::new(tasks, hops);
     while let Some(Ready { begin, piece, hops, number }) = ready.pop() {
@@ -252,17 +252,17 @@ fn plan(
             Task::Transfer(transfer) => {
                 let vectors = part(timing.vectors(transfer.size), pieces, piece);
                 let ends = (transfer.source, transfer.target);
-                let known = ways[&ends].as_slice();
+                let known = paths[&ends].as_slice();
                 match strategy {
-                    Strategy::Ways(detour) => {
+                    Strategy::Disjoint(detour) => {
                         let most = known.partition_point(|path| path.len() <= hops + detour);
                         planner.spread(number, vectors, &known[..most], begin, &mut schedule.trains)
                     }
                     Strategy::Pieces => {
                         let size = (begin, vectors.end - vectors.start);
-                        let way = earliest::way(network, &timing, &planner.links, ends, size);
-                        let way = way.unwrap_or_else(|| known[0].clone());
-                        planner.spread(number, vectors, &[way], begin, &mut schedule.trains)
+                        let path = earliest::path(network, &timing, &planner.links, ends, size);
+                        let path = path.unwrap_or_else(|| known[0].clone());
+                        planner.spread(number, vectors, &[path], begin, &mut schedule.trains)
                     }
                 }
             }
@@ -474,16 +474,16 @@ impl Planner<'_> {
 /// Returns how many vectors each path carries so that the last one arrives as early as possible.
 ///
 /// # Arguments
-/// - `ways`: for each path, when the first vector would begin to arrive, and the time between two; the
+/// - `paths`: for each path, when the first vector would begin to arrive, and the time between two; the
 ///   earliest path first.
-fn shares(count: u64, ways: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
-    let ways: Vec<(u64, u64)> = ways.collect();
+fn shares(count: u64, paths: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
+    let paths: Vec<(u64, u64)> = paths.collect();
     // The time by which `count` vectors have arrived, by bisection: arrivals grow monotonically with
     // it.
     let come = |time: u64| -> u64 {
-        ways.iter().map(|&(first, slot)| time.saturating_sub(first) / slot).sum()
+        paths.iter().map(|&(first, slot)| time.saturating_sub(first) / slot).sum()
     };
-    let (mut low, mut high) = (ways[0].0, ways[0].0 + count * ways[0].1);
+    let (mut low, mut high) = (paths[0].0, paths[0].0 + count * paths[0].1);
     while low < high {
         let middle = low + (high - low) / 2;
         if come(middle) >= count { high = middle } else { low = middle + 1 }
@@ -494,5 +494,5 @@ fn shares(count: u64, ways: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
         left -= share;
         share
     };
-    ways.iter().map(part).collect()
+    paths.iter().map(part).collect()
 }

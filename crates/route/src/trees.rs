@@ -33,7 +33,7 @@ const FINE: f64 = 1e7;
 #[derive(Clone, Debug)]
 struct Lane {
     units: u64,
-    way: Path,
+    path: Path,
 }
 
 /// A spanning tree that carries a part of a root's shard to all endpoints.
@@ -123,7 +123,7 @@ impl Lanes {
         for (number, link) in (0..).zip(network.links()) {
             let units = units(link.rate.0);
             if units > 0 {
-                let lane = Lane { units, way: SmallVec::from_slice(&[LinkId(number)]) };
+                let lane = Lane { units, path: SmallVec::from_slice(&[LinkId(number)]) };
                 by_ends.entry((link.source.0, link.target.0)).or_default().push(lane);
             }
         }
@@ -165,7 +165,7 @@ impl Lanes {
     fn take(&mut self, ends: (u32, u32), most: u64) -> Lane {
         let lanes = self.by_ends.get_mut(&ends).expect("there are units");
         let lane = lanes.last_mut().expect("there are units");
-        let taken = Lane { units: lane.units.min(most), way: lane.way.clone() };
+        let taken = Lane { units: lane.units.min(most), path: lane.path.clone() };
         lane.units -= taken.units;
         if lane.units == 0 {
             lanes.pop();
@@ -186,8 +186,8 @@ impl Lanes {
                 let second = self.take((switch, to), left);
                 left -= second.units;
                 if from != to {
-                    let way = first.way.iter().chain(&second.way).copied().collect();
-                    let lane = Lane { units: second.units, way };
+                    let path = first.path.iter().chain(&second.path).copied().collect();
+                    let lane = Lane { units: second.units, path };
                     self.by_ends.entry((from, to)).or_default().push(lane);
                 }
             }
@@ -257,7 +257,7 @@ impl Lanes {
                 open.push(Tree { units: tree.units - lane.units, ..tree.clone() });
             }
             tree.units = lane.units;
-            tree.edges.push((from, to, lane.way));
+            tree.edges.push((from, to, lane.path));
             open.push(tree);
         }
         trees

@@ -70,7 +70,7 @@ pub enum Fault {
     /// A path does not lead from source to target, or a forwarded transfer does not bring enough to the
     /// source.
     #[error("a train of task {task} does not go from its source to its target")]
-    Way {
+    Path {
         /// The task.
         task: u32,
     },
@@ -120,7 +120,7 @@ pub enum Fault {
 pub fn verify(network: &Network, plan: &RoutePlan) -> Result<(), Fault> {
     let check = Check { network, plan };
     check.numbers()?;
-    check.ways()?;
+    check.paths()?;
     check.forwarded()?;
     check.computations()?;
     check.bookings()?;
@@ -183,7 +183,7 @@ impl Check<'_> {
         self.plan.tasks[train.task as usize].transfer().expect("trains are of transfers")
     }
 
-    fn ways(&self) -> Result<(), Fault> {
+    fn paths(&self) -> Result<(), Fault> {
         for train in &self.plan.schedule.trains {
             let (task, asked) = (train.task, self.transfer(train));
             let mut there = self.begin(&asked.after);
@@ -191,7 +191,7 @@ impl Check<'_> {
             for hop in &train.hops {
                 let link = self.network.link(hop.link);
                 if link.source != at {
-                    return Err(Fault::Way { task });
+                    return Err(Fault::Path { task });
                 }
                 if hop.start < there {
                     return Err(Fault::Early { task, link: hop.link, found: hop.start, there });
@@ -200,7 +200,7 @@ impl Check<'_> {
                 at = link.target;
             }
             if at != asked.target {
-                return Err(Fault::Way { task });
+                return Err(Fault::Path { task });
             }
         }
         Ok(())
@@ -218,10 +218,12 @@ impl Check<'_> {
             let asked = self.transfer(train);
             for &number in &asked.from {
                 let (turn, from) = (number / tasks.len() as u32, number as usize % tasks.len());
-                let Some(brought) = tasks[from].transfer() else { return Err(Fault::Way { task }) };
+                let Some(brought) = tasks[from].transfer() else {
+                    return Err(Fault::Path { task });
+                };
                 let is_enough = schedule.timing.vectors(brought.size) >= train.first + train.count;
                 if circle.turn(brought.target, turn) != asked.source || !is_enough {
-                    return Err(Fault::Way { task });
+                    return Err(Fault::Path { task });
                 }
                 for other in &trains[from] {
                     self.follows(train, other)?;

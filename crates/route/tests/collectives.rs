@@ -503,7 +503,7 @@ fn what_is_wrong_in_one_part_is_found() {
         again.hops[0].link = plan.circle.turn_link(again.hops[0].link, 2);
         plan.schedule.trains.push(again);
     });
-    assert!(matches!(elsewhere, Fault::Way { .. }), "{elsewhere}");
+    assert!(matches!(elsewhere, Fault::Path { .. }), "{elsewhere}");
     let twice = wrong(&|plan| plan.schedule.trains.push(plan.schedule.trains[0].clone()));
     assert!(matches!(twice, Fault::Booked { .. }), "{twice}");
     for damage in [

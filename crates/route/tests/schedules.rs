@@ -192,7 +192,7 @@ fn what_is_wrong_is_found() {
     });
     assert!(matches!(before, Fault::Early { .. }), "{before}");
     let way = wrong(&|schedule| schedule.trains[long].hops.truncate(1));
-    assert!(matches!(way, Fault::Way { .. }), "{way}");
+    assert!(matches!(way, Fault::Path { .. }), "{way}");
     let lost = wrong(&|schedule| drop(schedule.trains.remove(direct)));
     assert!(matches!(lost, Fault::Count { .. }), "{lost}");
     let short = wrong(&|schedule| schedule.trains[direct].count -= 1);

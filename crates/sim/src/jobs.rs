@@ -246,7 +246,7 @@ impl Sharing<'_> {
         let total = jobs.len();
         // For each hole as the start: devices migrated, and number of jobs migrated, until there is
         // room.
-        let ways = (0..total).filter_map(|start| {
+        let candidates = (0..total).filter_map(|start| {
             let (mut room, mut moved) = (0, 0);
             (0..total).find_map(|over| {
                 room += holes[(start + over) % total].1;
@@ -255,7 +255,7 @@ impl Sharing<'_> {
                 found
             })
         });
-        let (_, over, start) = ways.min().expect("as many are free");
+        let (_, over, start) = candidates.min().expect("as many are free");
         let mut first = holes[start].0;
         for at in 1..=over {
             let (old, placed) = jobs[(start + at) % total];

@@ -81,10 +81,10 @@ impl Dcn {
 
     /// Returns the hosts along a path in order, each with the channel by which it is reached from the
     /// host before.
-    pub fn steps(&self, way: impl IntoIterator<Item = LinkId>) -> Vec<(Channel, HostId)> {
+    pub fn steps(&self, path: impl IntoIterator<Item = LinkId>) -> Vec<(Channel, HostId)> {
         let mut channel = Channel::INSIDE;
         let mut steps = Vec::new();
-        for link in way {
+        for link in path {
             let target = self.network.link(link).target.0;
             match self.hosts.get(target as usize) {
                 Some(&host) => {
@@ -118,11 +118,11 @@ mod tests {
         let cluster = cluster();
         let dcn = Dcn::of(&cluster, [0, 3, 1, 4].map(HostId).to_vec(), 8).unwrap();
         let (from, to) = (dcn.vertex(HostId(0)).unwrap(), dcn.vertex(HostId(3)).unwrap());
-        let direct = dcn.network().shortest_ways(from, to, 8);
+        let direct = dcn.network().shortest_paths(from, to, 8);
         assert_eq!(direct.len(), 1, "only their first channels meet");
         assert_eq!(dcn.steps(direct[0].clone()), [(Channel(1), HostId(3))]);
         let home = dcn.vertex(HostId(1)).unwrap();
-        let beside = dcn.network().shortest_ways(from, home, 8);
+        let beside = dcn.network().shortest_paths(from, home, 8);
         assert_eq!(beside.len(), 2, "a link for each channel");
         assert_eq!(dcn.steps(beside[0].clone()), [(Channel::INSIDE, HostId(1))]);
         assert_eq!(dcn.vertex(HostId(2)), None);

@@ -56,7 +56,7 @@ pub enum DragonflyError {
 }
 
 /// A path as links in order.
-type Way = SmallVec<[LinkId; 3]>;
+type LinkPath = SmallVec<[LinkId; 3]>;
 /// Links from one node or group to another.
 type Between = BTreeMap<(u32, u32), Vec<LinkId>>;
 
@@ -164,36 +164,36 @@ impl Dragonfly {
 
     /// Returns the minimal paths from a chip to another: over any link between their nodes or groups,
     /// with the local hops to and from it. None from a chip to itself.
-    pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
+    pub fn paths(&self, source: VertexId, target: VertexId) -> SmallVec<[LinkPath; 1]> {
         let groups = (self.group_of(source), self.group_of(target));
         if groups.0 == groups.1 {
-            return self.ways_inside(source, target);
+            return self.paths_inside(source, target);
         }
-        let mut ways = SmallVec::new();
+        let mut paths = SmallVec::new();
         for &link in self.between_groups(groups.0, groups.1) {
             let Link { source: gate, target: entry, .. } = *self.network.link(link);
             let here = |from, to| {
-                if from == to { smallvec![Way::new()] } else { self.ways_inside(from, to) }
+                if from == to { smallvec![LinkPath::new()] } else { self.paths_inside(from, to) }
             };
             let there = here(entry, target);
             for before in here(source, gate) {
                 for behind in &there {
-                    ways.push(before.iter().chain([&link]).chain(behind).copied().collect());
+                    paths.push(before.iter().chain([&link]).chain(behind).copied().collect());
                 }
             }
         }
-        ways
+        paths
     }
 
     /// Returns the minimal paths inside a group.
-    fn ways_inside(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
+    fn paths_inside(&self, source: VertexId, target: VertexId) -> SmallVec<[LinkPath; 1]> {
         let nodes = (self.node_of(source), self.node_of(target));
         let direct = self.local(source, target).map(|link| [None, Some(link), None]);
         let between = self.between_nodes(nodes.0, nodes.1).iter().map(|&link| {
             let Link { source: gate, target: entry, .. } = *self.network.link(link);
             [self.local(source, gate), Some(link), self.local(entry, target)]
         });
-        direct.into_iter().chain(between).map(|way| way.into_iter().flatten().collect()).collect()
+        direct.into_iter().chain(between).map(|path| path.into_iter().flatten().collect()).collect()
     }
 
     /// Returns the load of each link under uniform traffic, where every chip sends equally much to

@@ -7,7 +7,7 @@ use crate::dragonfly::Dragonfly;
 use crate::network::Network;
 
 /// Maximum number of shortest paths per pair of chips.
-const WAYS_MAX: usize = 4;
+const PATHS_MAX: usize = 4;
 
 /// A fabric of any topology.
 #[derive(Clone, Debug)]
@@ -51,15 +51,19 @@ impl Fabric {
 
     /// Returns minimal paths from one chip to another, as links in order: in a Dragonfly over any link
     /// between their nodes or groups, else some of the shortest. None from a chip to itself.
-    pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[SmallVec<[LinkId; 3]>; 1]> {
+    pub fn paths(
+        &self,
+        source: VertexId,
+        target: VertexId,
+    ) -> SmallVec<[SmallVec<[LinkId; 3]>; 1]> {
         if source == target {
             return SmallVec::new();
         }
         match self {
-            Fabric::Dragonfly(dragonfly) => dragonfly.ways(source, target),
+            Fabric::Dragonfly(dragonfly) => dragonfly.paths(source, target),
             Fabric::Network(network) => {
-                let ways = network.shortest_ways(source, target, WAYS_MAX);
-                ways.into_iter().map(SmallVec::from_vec).collect()
+                let paths = network.shortest_paths(source, target, PATHS_MAX);
+                paths.into_iter().map(SmallVec::from_vec).collect()
             }
         }
     }

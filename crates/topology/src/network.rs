@@ -266,19 +266,19 @@ impl Network {
 
     /// Returns at most `most` shortest paths from one vertex to another, as links in order. O(vertices
     /// + links).
-    pub fn shortest_ways(
+    pub fn shortest_paths(
         &self,
         source: VertexId,
         target: VertexId,
         most: usize,
     ) -> Vec<Vec<LinkId>> {
         let left = self.hops_to(target);
-        let mut ways = Vec::new();
+        let mut paths = Vec::new();
         let mut open = vec![(source, Vec::new())];
-        while let Some((at, way)) = open.pop() {
+        while let Some((at, path)) = open.pop() {
             if at == target {
-                ways.push(way);
-                if ways.len() == most {
+                paths.push(path);
+                if paths.len() == most {
                     break;
                 }
                 continue;
@@ -287,11 +287,11 @@ impl Network {
             for &link in self.out_of(at).iter().rev() {
                 let next = self.link(link).target;
                 if left[next.0 as usize].is_some_and(|left| left + 1 == hops) {
-                    open.push((next, way.iter().copied().chain([link]).collect()));
+                    open.push((next, path.iter().copied().chain([link]).collect()));
                 }
             }
         }
-        ways
+        paths
     }
 
     /// Returns the maximum eccentricity of these endpoints: the most hops to any endpoint. O(sources ·

@@ -54,7 +54,7 @@ impl LinkPaths {
     pub fn path(&self, source: u32, target: u32) -> Arc<[LinkId]> {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         let made = || {
-            let all = self.fabric.ways(VertexId(source), VertexId(target));
+            let all = self.fabric.paths(VertexId(source), VertexId(target));
             let chosen = (source as usize + target as usize) % all.len().max(1);
             all.get(chosen).map_or(Arc::from([]), |path| Arc::from(path.as_slice()))
         };

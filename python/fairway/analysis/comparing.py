@@ -23,7 +23,7 @@ from fairway.report.plots import drawing, save
 from fairway.report.steps import StepReport, digest
 from fairway.report.timeline import write_events
 
-__all__ = ["Compared", "Comparison", "compare"]
+__all__ = ["Compared", "Comparison", "compare", "compare_reports"]
 
 WARM_UP = 0.25
 """Part of a report that is left out at first: hosts still compile, and wait for one another."""
@@ -53,14 +53,14 @@ class Comparison:
 
     Attributes:
         graph: the step graph.
-        machine: what was fitted.
+        machine: what was fitted; None if the simulated report was given.
         measured: the report of the machine.
         predicted: the simulated report, as many steps.
         compared: the steps that are compared, which the machine was not fitted on.
     """
 
     graph: _native.StepGraph
-    machine: FittedMachine
+    machine: FittedMachine | None
     measured: StepReport
     predicted: StepReport
     compared: range
@@ -193,7 +193,8 @@ class Comparison:
         numbers = range(first, len(self.measured.steps))
         axes.plot(numbers, [measured[n - 1] / 1e6 for n in numbers], "C0.-", label="measured")
         axes.plot(numbers, [predicted[n - 1] / 1e6 for n in numbers], "C1-", label="predicted")
-        axes.set(xlabel="step", ylabel="ms", title="time of each step", ylim=(0, None))
+        most = max(measured[first - 1 :] + predicted[first - 1 :]) / 1e6
+        axes.set(xlabel="step", ylabel="ms", title="time of each step", ylim=(0, 1.15 * most))
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
 
@@ -249,6 +250,24 @@ def compare(program: str, measured: StepReport) -> Comparison:
     predicted = simulate(graph, machine, count)
     report = StepReport(graph.name, "simulated", measured.graph, predicted)
     return Comparison(graph, machine, measured, report, range(warm + 1, count, 2))
+
+
+def compare_reports(
+    graph: _native.StepGraph, measured: StepReport, predicted: StepReport
+) -> Comparison:
+    """Compares a measured report with a simulated one of the same step graph.
+
+    Raises:
+        ReportError: a report is of another step graph, or has too few steps.
+    """
+    _check(graph, measured)
+    _check(graph, predicted)
+    count = min(len(measured.steps), len(predicted.steps))
+    warm = max(1, round(WARM_UP * count))
+    first, second = (
+        dataclasses.replace(report, steps=report.steps[:count]) for report in (measured, predicted)
+    )
+    return Comparison(graph, None, first, second, range(warm + 1, count))
 
 
 def _check(graph: _native.StepGraph, measured: StepReport) -> None:

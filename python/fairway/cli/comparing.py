@@ -74,7 +74,10 @@ class ComparisonFiles:
 def compare_step(
     what: Annotated[
         Path,
-        typer.Argument(help="A captured program (.fw).", show_default=False),
+        typer.Argument(
+            help="A captured program (.fw); or a step graph (.step) with --predicted.",
+            show_default=False,
+        ),
     ],
     report: Annotated[
         Path | None,
@@ -82,6 +85,10 @@ def compare_step(
             help="Its measured report. [default: the file beside it that `fairway capture` wrote]",
             show_default=False,
         ),
+    ] = None,
+    predicted: Annotated[
+        Path | None,
+        typer.Option(help="A simulated report to compare with, instead of simulating the machine."),
     ] = None,
     *,
     files: ComparisonFiles,
@@ -93,23 +100,33 @@ def compare_step(
     compared with the steps in between.
     """
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
-    from fairway.analysis.comparing import compare
+    from fairway.analysis.comparing import compare, compare_reports
     from fairway.capture import read
+    from fairway.placement.reading import read_graph
     from fairway.report.measured import STEPS_MIN
     from fairway.report.steps import StepReport
 
     files.check()
-    if what.suffix != ".fw":
-        raise ConfigError(f"{what} is no captured program; expected a file that ends in .fw")
-    text = read(what)
+    if what.suffix != ".fw" and (what.suffix != ".step" or predicted is None):
+        raise ConfigError(
+            f"{what} is no captured program; expected a file that ends in .fw, or a step graph "
+            "(.step) with a report that was --predicted"
+        )
     path = report or what.with_suffix(REPORT)
     if report is None and not path.exists():
         raise ConfigError(
             f"{what} has no measured report, {path}; capture a script that repeats its last step "
             f"at least {STEPS_MIN} times"
         )
-    with working(f"simulating {what}"):
-        found = run_aside(lambda: compare(text, StepReport.read(path)))
+
+    def act() -> Comparison:
+        measured = StepReport.read(path)
+        if predicted is None:
+            return compare(read(what), measured)
+        return compare_reports(read_graph(what), measured, StepReport.read(predicted))
+
+    with working(f"simulating {what}" if predicted is None else f"comparing {what}"):
+        found = run_aside(act)
     for written in files.write(found, what.name):
         note(f"wrote {written}")
     if as_json:
@@ -169,10 +186,11 @@ def _figures(found: Comparison) -> dict[str, object]:
             "predicted_s": row.predicted_ns / 1e9,
         }
 
+    launch_ns = {} if found.machine is None else found.machine.launch_ns
     return {
         "step": figures(found.step),
         "steps": [figures(row) for row in found.steps],
         "nodes": [figures(row) for row in found.nodes],
         "channels": [figures(row) for row in found.channels],
-        "launch_s": {str(gang): time / 1e9 for gang, time in found.machine.launch_ns.items()},
+        "launch_s": {str(gang): time / 1e9 for gang, time in launch_ns.items()},
     }

@@ -49,7 +49,7 @@ def _rates(island: IslandSettings) -> list[float]:
     return [channel.rate_bps for channel in island.channels]
 
 
-def _ways(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
+def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
     """Returns the channels of all islands with the lowest rate of each; ``(0, None)`` if none."""
     rates = [_rates(island) for island in islands]
     if min(map(len, rates)) == 0:
@@ -366,7 +366,7 @@ class Run:
                     control=str(self.directory / "control.sock"),
                     data=data,
                     channels=tuple(map(_by_tcp, island.channels_of(rank))),
-                    ways=_ways(settings.islands),
+                    team_channels=_team_channels(settings.islands),
                     is_near=settings.data_plane == "unix",
                     token=self._token,
                     timeout_s=settings.timeout_s,

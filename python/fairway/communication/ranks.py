@@ -91,13 +91,13 @@ class Ranks:
         try:
             for rank, host in enumerate(given):
                 self._processes.append(_Process(rank, host))
-            ways = [
+            requests = [
                 {"rank": r, "channels": h.channels, "token": token} for r, h in enumerate(given)
             ]
             # One after the other: of ranks that cannot run, the error names the first.
             addresses = [
-                process.ask(way, TIMEOUT_S)
-                for process, way in zip(self._processes, ways, strict=True)
+                process.ask(request, TIMEOUT_S)
+                for process, request in zip(self._processes, requests, strict=True)
             ]
             self._all(
                 [{"addresses": addresses, "timeout_s": TIMEOUT_S}] * len(given), 2 * TIMEOUT_S
@@ -232,8 +232,8 @@ def main() -> None:
         try:
             if "token" in request:
                 channels = len(request["channels"])
-                ways = [Channel(address, rate) for address, rate in request["channels"]]
-                listener = Listener(request["rank"], ways, request["token"])
+                opened = [Channel(address, rate) for address, rate in request["channels"]]
+                listener = Listener(request["rank"], opened, request["token"])
                 found = listener.addresses
             elif "addresses" in request:
                 assert listener is not None

@@ -275,9 +275,9 @@ class Listener:
         Raises:
             TeamError: a rank does not connect in time.
         """
-        for other, ways in enumerate(addresses):
+        for other, reached_at in enumerate(addresses):
             if other != self._rank:
-                self._plane.add_peer(other, ",".join(ways))
+                self._plane.add_peer(other, ",".join(reached_at))
         hosts = list(range(len(addresses)) if members is None else members)
         numbered = [(number + 1, rate) for number, rate in enumerate(self._rates)]
         with _translated():

@@ -37,8 +37,8 @@ class HostSettings:
         control: path of the controller's socket for hosts.
         data: address of its end of the data plane.
         channels: addresses of its channels on the network between islands.
-        ways: channels between hosts of several islands: the number of each, 0 if there are none,
-            and its rate in bits per second, None if unknown.
+        team_channels: channels between hosts of several islands: the number of each, 0 if there are
+            none, and its rate in bits per second, None if unknown.
         is_near: whether hosts communicate by shared memory of one machine.
         token: proof that it belongs to this run.
         timeout_s: watchdog deadline of the run; the host itself does not use it.
@@ -65,7 +65,7 @@ class HostSettings:
     timeout_s: float
     xla_flags: str
     channels: tuple[str, ...] = ()
-    ways: tuple[tuple[int, float | None], ...] = ((0, None),)
+    team_channels: tuple[tuple[int, float | None], ...] = ((0, None),)
     is_near: bool = False
     device_memory: int | None = None
     trace: str | None = None
@@ -152,7 +152,7 @@ def main() -> None:
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
     allowed = AllowedModules(settings.input_modules, settings.input_path)
-    teams = Teams(plane, settings.host, settings.ways, settings.is_near)
+    teams = Teams(plane, settings.host, settings.team_channels, settings.is_near)
     reporter = Reporter(connection)
     reporter.send(hello)
     host = LocalHost(settings.host, backend, plane, reporter, trace)

@@ -16,12 +16,12 @@ from fairway.errors import TeamError
 from fairway.host.moves import MESSAGE_TIMEOUT_S
 from fairway.host.objects import Failed
 
-__all__ = ["Carry", "Cut", "Elements", "Piece", "Teams", "Turn", "Way", "failed"]
+__all__ = ["Carry", "Cut", "Elements", "Piece", "TeamChannel", "Teams", "Turn", "failed"]
 
 Elements = np.ndarray[Any, Any]
 Cut = tuple[int, int, int]
 """One of the equal parts of an array: axis, index, number of parts."""
-Way = tuple[int, float | None]
+TeamChannel = tuple[int, float | None]
 """A channel of the data plane, 0 for none, and its rate in bits per second if known."""
 Keyed = dict[Any, Elements]
 
@@ -95,16 +95,16 @@ class Teams:
     Args:
         plane: its end of the data plane.
         host: its number over all islands.
-        ways: channels between hosts, the same on all.
+        channels: channels between hosts, the same on all.
         is_near: whether channels without a rate are shared memory.
     """
 
     def __init__(
-        self, plane: _native.DataPlane, host: int, ways: Sequence[Way], is_near: bool
+        self, plane: _native.DataPlane, host: int, channels: Sequence[TeamChannel], is_near: bool
     ) -> None:
         self._plane = plane
         self._host = host
-        self._ways = [(channel, rate) for channel, rate in ways]
+        self._channels = [(channel, rate) for channel, rate in channels]
         self._is_near = is_near
         self._members: dict[tuple[int, ...], _Member] = {}
 
@@ -151,7 +151,7 @@ class Teams:
     def costs(self, hosts: int) -> list[ChannelCost]:
         """Returns the assumed cost of each channel for this many hosts, until it is measured."""
         usual = memory_cost(hosts) if self._is_near else NETWORK
-        rates = (rate for _, rate in self._ways)
+        rates = (rate for _, rate in self._channels)
         return [dataclasses.replace(NETWORK, rate_bps=r) if r else usual for r in rates]
 
     def meet(self, hosts: tuple[int, ...], name: int) -> Team:
@@ -166,7 +166,7 @@ class Teams:
         """
         rank = hosts.index(self._host)
         membership = TeamMembership(
-            name, rank, hosts, self._ways, MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S
+            name, rank, hosts, self._channels, MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S
         )
         try:
             enforcer = _native.Enforcer(self._plane, membership)

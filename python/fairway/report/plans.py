@@ -89,7 +89,7 @@ def explained(
         Text(f"critical path: {chain}"),
     ]
     lines += [Text(f"- {sentence}") for sentence in found.sentences()]
-    lines += [Text(f"  {task}: {way}", style="dim") for task, way in choices]
+    lines += [Text(f"  {task}: {choice}", style="dim") for task, choice in choices]
     return Group(*lines, Text(""))
 
 

@@ -24,13 +24,13 @@ pub(crate) fn bind(address: &str) -> io::Result<Vec<ChannelListener>> {
 
 /// Returns the address that is advertised to peers.
 pub(crate) fn advertised(listeners: &[ChannelListener]) -> io::Result<String> {
-    let ways: Vec<String> =
+    let addresses: Vec<String> =
         listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
-    let [_, _, ..] = ways[..] else { return Ok(ways.concat()) };
+    let [_, _, ..] = addresses[..] else { return Ok(addresses.concat()) };
     let machine = machine()?;
-    let named = ways.iter().map(|way| match way.strip_prefix("unix:") {
+    let named = addresses.iter().map(|address| match address.strip_prefix("unix:") {
         Some(path) => format!("unix@{machine}:{path}"),
-        None => way.clone(),
+        None => address.clone(),
     });
     Ok(named.collect::<Vec<_>>().join(","))
 }
@@ -38,9 +38,10 @@ pub(crate) fn advertised(listeners: &[ChannelListener]) -> io::Result<String> {
 /// Returns the addresses, at least one, by which this process reaches a peer that advertises `advertised`.
 pub(crate) fn choose(advertised: &str) -> Vec<String> {
     let (near, far): (Vec<&str>, Vec<&str>) =
-        advertised.split(',').partition(|way| way.starts_with("unix@"));
+        advertised.split(',').partition(|address| address.starts_with("unix@"));
     let here = machine().map(|machine| format!("unix@{machine}:"));
-    let path = here.ok().and_then(|here| near.iter().find_map(|way| way.strip_prefix(&here)));
+    let path =
+        here.ok().and_then(|here| near.iter().find_map(|address| address.strip_prefix(&here)));
     match path {
         Some(path) => vec![format!("unix:{path}")],
         None if far.is_empty() => vec![advertised.to_owned()],

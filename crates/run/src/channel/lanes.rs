@@ -23,7 +23,7 @@ pub(crate) struct LaneName {
     /// Generation of the connection: 0, and one more for each reconnect.
     pub epoch: u32,
     /// The channel that the connection uses: the lane's own, or another after a failover.
-    pub way: u32,
+    pub via: u32,
 }
 
 /// A connection that a peer has opened for a lane.

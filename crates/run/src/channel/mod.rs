@@ -63,7 +63,7 @@ struct Inner {
     /// Addresses of the channels.
     channels: Vec<String>,
     /// Addresses of all listeners.
-    ways: Vec<String>,
+    addresses: Vec<String>,
     /// Per channel, the lock that serializes large messages; fair, so first come, first served.
     turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
@@ -115,15 +115,15 @@ impl DataPlane {
         for channel in channels {
             listeners.push(ChannelListener::bind(channel)?);
         }
-        let ways: Vec<String> =
+        let addresses: Vec<String> =
             listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
         let plane = DataPlane(Arc::new(Inner {
             me,
             token: token.to_owned(),
             users: Users::owner_and(&[]),
             address,
-            channels: ways[near..].to_vec(),
-            ways,
+            channels: addresses[near..].to_vec(),
+            addresses,
             turns: channels.iter().map(|_| FairMutex::new(())).collect(),
             peers: RwLock::default(),
             lost: Mutex::default(),
@@ -325,7 +325,7 @@ impl DataPlane {
     /// addresses if they have no channels.
     pub(crate) fn is_local(&self, hosts: &[HostId], channel: Channel) -> bool {
         let own = match channel.0 {
-            0 => self.0.ways.first(),
+            0 => self.0.addresses.first(),
             number => self.0.channels.get(number as usize - 1),
         };
         let peers = self.0.peers.read();
@@ -388,9 +388,9 @@ impl DataPlane {
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
         self.0.inbox.close();
-        for way in &self.0.ways {
-            drop(Socket::connect(way));
-            if let Some(path) = way.strip_prefix("unix:") {
+        for address in &self.0.addresses {
+            drop(Socket::connect(address));
+            if let Some(path) = address.strip_prefix("unix:") {
                 drop(std::fs::remove_file(path));
             }
         }

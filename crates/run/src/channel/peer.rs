@@ -32,7 +32,7 @@ struct Shared {
 
 /// One address of a process, and idle connections to it (a connection pool).
 #[derive(Debug)]
-struct Way {
+struct Endpoint {
     address: String,
     connections: Mutex<Vec<Socket>>,
 }
@@ -43,39 +43,39 @@ pub(crate) struct Peer {
     me: HostId,
     token: String,
     /// Its addresses; by channel, if there are several.
-    ways: Vec<Way>,
+    endpoints: Vec<Endpoint>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
 }
 
 impl Peer {
     /// Creates a peer with these addresses, of which there is at least one.
     pub fn new(me: HostId, addresses: Vec<String>, token: String) -> Self {
-        let way = |address| Way { address, connections: Mutex::default() };
-        let ways = addresses.into_iter().map(way).collect();
-        Self { me, token, ways, segments: Mutex::default() }
+        let endpoint = |address| Endpoint { address, connections: Mutex::default() };
+        let endpoints = addresses.into_iter().map(endpoint).collect();
+        Self { me, token, endpoints, segments: Mutex::default() }
     }
 
-    /// Returns the path of a channel; the first path for [`Channel::INSIDE`] and unknown channels.
-    fn way(&self, channel: Channel) -> &Way {
+    /// Returns the endpoint of a channel; the first for [`Channel::INSIDE`] and unknown channels.
+    fn endpoint(&self, channel: Channel) -> &Endpoint {
         let number = channel.0.saturating_sub(1) as usize;
-        self.ways.get(number).unwrap_or(&self.ways[0])
+        self.endpoints.get(number).unwrap_or(&self.endpoints[0])
     }
 
     /// Whether the peer is reached on this machine by a channel.
     pub fn is_local(&self, channel: Channel) -> bool {
-        self.way(channel).address.starts_with("unix:")
+        self.endpoint(channel).address.starts_with("unix:")
     }
 
     /// Sends one message.
     pub fn send(&self, channel: Channel, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
-        let way = self.way(channel);
-        self.with_connection(way, |socket| {
+        let endpoint = self.endpoint(channel);
+        self.with_connection(endpoint, |socket| {
             if bytes.len() < INLINE_BYTES {
                 self.send_part(socket, tag, bytes, 0, bytes.len())
             } else if socket.is_local() {
                 self.send_segment(socket, tag, bytes)
             } else {
-                self.send_striped(way, socket, tag, bytes)
+                self.send_striped(endpoint, socket, tag, bytes)
             }
         })
     }
@@ -93,21 +93,21 @@ impl Peer {
 
     fn send_text(&self, header: Header, error: &Status) -> io::Result<()> {
         let text = error.to_string();
-        let by = |way: &Way| {
-            self.with_connection(way, |socket| {
+        let by = |endpoint: &Endpoint| {
+            self.with_connection(endpoint, |socket| {
                 let length = text.len() as u64;
                 let header = Header { length, total: length, ..header };
                 socket.write_frame(&header.encode(), text.as_bytes())
             })
         };
-        // One of the paths may be down, so try all.
-        let (last, others) = self.ways.split_last().expect("there is a way");
-        others.iter().find_map(|way| by(way).ok()).map_or_else(|| by(last), Ok)
+        // One of the endpoints may be down, so try all.
+        let (last, others) = self.endpoints.split_last().expect("there is a endpoint");
+        others.iter().find_map(|endpoint| by(endpoint).ok()).map_or_else(|| by(last), Ok)
     }
 
     /// Sends a ping and waits at most `timeout` for the answer.
     pub fn ping(&self, timeout: Duration) -> io::Result<()> {
-        self.with_connection(&self.ways[0], |socket| {
+        self.with_connection(&self.endpoints[0], |socket| {
             socket.set_timeout(Some(timeout))?;
             let header = self.header(FrameKind::Ping, TransferTag(0), 0);
             header.write(socket)?;
@@ -124,26 +124,26 @@ impl Peer {
     /// Runs `use_it` on an exclusive connection; a connection that fails is not reused.
     fn with_connection<T>(
         &self,
-        way: &Way,
+        endpoint: &Endpoint,
         use_it: impl Fn(&mut Socket) -> io::Result<T>,
     ) -> io::Result<T> {
-        let idle = || way.connections.lock().pop();
+        let idle = || endpoint.connections.lock().pop();
         let mut socket = match std::iter::from_fn(idle).find(|socket| !socket.is_ended()) {
             Some(socket) => socket,
-            None => self.connect(way)?,
+            None => self.connect(endpoint)?,
         };
         let result = use_it(&mut socket)?;
-        way.connections.lock().push(socket);
+        endpoint.connections.lock().push(socket);
         Ok(result)
     }
 
     /// Opens a connection for a lane, of which `taken` bytes have been read.
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
-        let address = &self.way(Channel(lane.way)).address;
+        let address = &self.endpoint(Channel(lane.via)).address;
         let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
         let mut header = self.header(FrameKind::Lane, lane.team, 0);
-        let ways = lane.channel & 0xffff | lane.way << 16;
-        header.offset = u64::from(ways) | u64::from(lane.epoch) << 32;
+        let channels = lane.channel & 0xffff | lane.via << 16;
+        header.offset = u64::from(channels) | u64::from(lane.epoch) << 32;
         header.total = taken;
         header.write(&mut socket)?;
         Ok(socket)
@@ -151,20 +151,20 @@ impl Peer {
 
     /// Whether connections to all addresses are refused.
     pub fn is_gone(&self) -> bool {
-        self.ways.iter().all(|way| {
+        self.endpoints.iter().all(|endpoint| {
             let refused = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
-            let tried = Socket::connect_within(&way.address, LOOKING);
+            let tried = Socket::connect_within(&endpoint.address, LOOKING);
             tried.is_err_and(|error| refused.contains(&error.kind()))
         })
     }
 
     /// Connects by a channel to check that it reaches the peer.
     pub fn probe(&self, by: Channel, timeout: Duration) -> io::Result<()> {
-        self.greet(Socket::connect_within(&self.way(by).address, timeout)?).map(drop)
+        self.greet(Socket::connect_within(&self.endpoint(by).address, timeout)?).map(drop)
     }
 
-    fn connect(&self, way: &Way) -> io::Result<Socket> {
-        self.greet(Socket::connect(&way.address)?)
+    fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
+        self.greet(Socket::connect(&endpoint.address)?)
     }
 
     /// Authenticates a new connection (handshake).
@@ -190,7 +190,7 @@ impl Peer {
 
     fn send_striped(
         &self,
-        way: &Way,
+        endpoint: &Endpoint,
         first: &mut Socket,
         tag: TransferTag,
         bytes: &[u8],
@@ -200,7 +200,7 @@ impl Peer {
             let mut others = Vec::new();
             for (index, part) in bytes.chunks(stripe).enumerate().skip(1) {
                 others.push(scope.spawn(move || {
-                    self.with_connection(way, |socket| {
+                    self.with_connection(endpoint, |socket| {
                         self.send_part(socket, tag, part, index * stripe, bytes.len())
                     })
                 }));
@@ -285,7 +285,7 @@ impl Peer {
         if forgotten.is_empty() {
             return Ok(());
         }
-        self.with_connection(&self.ways[0], |socket| self.forget(socket, &forgotten))
+        self.with_connection(&self.endpoints[0], |socket| self.forget(socket, &forgotten))
     }
 
     /// Notifies the peer that these segments will not be used again.

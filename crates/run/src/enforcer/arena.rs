@@ -254,7 +254,7 @@ impl SharedArena {
             };
             ranges.push(range);
         }
-        let first = (team.ways.len() * BOARD_BYTES).next_multiple_of(PAGE);
+        let first = (team.channels.len() * BOARD_BYTES).next_multiple_of(PAGE);
         let heap = Mutex::new(Heap::new(first, length));
         Ok(Arc::new(Self { rank: team.rank as usize, length, ranges, file, heap }))
     }

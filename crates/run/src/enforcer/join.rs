@@ -28,22 +28,22 @@ impl Team<'_> {
         if self.rank as usize >= ranks {
             return Err(EnforcerError::Rank { rank: self.rank, ranks });
         }
-        if self.ways.is_empty() {
+        if self.channels.is_empty() {
             return Err(EnforcerError::Channels { found: 1, channels: 0 });
         }
         let deadline = Instant::now() + self.meeting;
         let none = || (0..ranks).map(|_| None).collect::<Vec<Option<ReliableStream>>>();
         let names = self.names();
         let mut lines: Vec<_> = names.iter().map(|_| none()).collect();
-        for (line, &(name, way)) in lines.iter_mut().zip(&names) {
+        for (line, &(name, via)) in lines.iter_mut().zip(&names) {
             for (rank, lane) in (0..).zip(line).skip(self.rank as usize + 1) {
                 if name != AGREEMENT || self.rank == 0 {
-                    let socket = self.open(rank, (name, way), deadline)?;
-                    *lane = Some(self.lane(socket, rank, way)?);
+                    let socket = self.open(rank, (name, via), deadline)?;
+                    *lane = Some(self.lane(socket, rank, via)?);
                 }
             }
         }
-        let mut missing = self.rank as usize * self.ways.len() + usize::from(self.rank > 0);
+        let mut missing = self.rank as usize * self.channels.len() + usize::from(self.rank > 0);
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(opened) = self.plane.lanes().take(self.name, left.min(LOOK)) else {
@@ -91,8 +91,8 @@ impl Team<'_> {
         &self,
         lines: &mut [Vec<Option<ReliableStream>>],
     ) -> Result<(Option<Arc<SharedArena>>, Vec<bool>), EnforcerError> {
-        let is_near = |way: &TeamChannel| self.plane.is_local(self.hosts, way.channel);
-        let near: Vec<bool> = self.ways.iter().map(is_near).collect();
+        let is_near = |via: &TeamChannel| self.plane.is_local(self.hosts, via.channel);
+        let near: Vec<bool> = self.channels.iter().map(is_near).collect();
         let Some(first) = near.iter().position(|&near| near) else { return Ok((None, near)) };
         let ground = SharedArena::meet(self, &mut lines[first], Instant::now() + self.meeting)?;
         Ok((Some(ground), near))
@@ -101,10 +101,10 @@ impl Team<'_> {
     fn open(
         &self,
         rank: u32,
-        (channel, way): (u32, TeamChannel),
+        (channel, via): (u32, TeamChannel),
         deadline: Instant,
     ) -> Result<Socket, EnforcerError> {
-        let lane = LaneName { team: self.name, channel, epoch: 0, way: way.channel.0 };
+        let lane = LaneName { team: self.name, channel, epoch: 0, via: via.channel.0 };
         loop {
             let host = self.hosts[rank as usize];
             let opened = self.plane.open_lane(host, lane, 0, self.meeting);
@@ -127,7 +127,7 @@ impl Team<'_> {
     /// Builds the reconnector of a transport.
     pub(super) fn mender(
         &self,
-        (line, way): (u32, TeamChannel),
+        (line, via): (u32, TeamChannel),
         offers: Arc<Mutex<Vec<Opened>>>,
         notices: Arc<Mutex<Vec<String>>>,
     ) -> Reconnector {
@@ -136,9 +136,9 @@ impl Team<'_> {
             team: self.name,
             rank: self.rank,
             hosts: self.hosts.to_vec(),
-            ways: self.ways.to_vec(),
+            channels: self.channels.to_vec(),
             line,
-            own: way.channel,
+            own: via.channel,
             offers,
             names: self.names.unwrap_or_default().to_vec(),
             notices,
@@ -149,11 +149,11 @@ impl Team<'_> {
         &self,
         socket: Socket,
         rank: u32,
-        way: TeamChannel,
+        via: TeamChannel,
     ) -> Result<ReliableStream, EnforcerError> {
-        if way.rate.is_some() {
-            socket.set_send_buffer(way.queue()).map_err(|error| self.no(&error))?;
+        if via.rate.is_some() {
+            socket.set_send_buffer(via.queue()).map_err(|error| self.no(&error))?;
         }
-        ReliableStream::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
+        ReliableStream::new(socket, rank, via.channel, WINDOW).map_err(|error| self.no(&error))
     }
 }

@@ -120,7 +120,7 @@ impl Enforcer {
             ranks: team.hosts.len() as u32,
             began: Instant::now(),
             timeout: team.timeout,
-            state: Mutex::new(State { heard: vec![0; team.ways.len()], ..State::default() }),
+            state: Mutex::new(State { heard: vec![0; team.channels.len()], ..State::default() }),
             changed: Condvar::new(),
             ended: Condvar::new(),
             tracks: Vec::new(),
@@ -140,7 +140,7 @@ impl Enforcer {
         let (inner, plane, name) = (Arc::new(inner), team.plane.clone(), team.name);
         inner.watch(team);
         let mut enforcer = Self { inner, plane, team: name, threads: Vec::new() };
-        for channel in 0..team.ways.len() {
+        for channel in 0..team.channels.len() {
             let inner = enforcer.inner.clone();
             let thread = std::thread::Builder::new().name(format!("fairway-channel-{channel}"));
             let thread = thread.spawn(move || inner.serve(channel as u32));

@@ -32,7 +32,7 @@ pub(super) struct Reconnector {
     pub team: TransferTag,
     pub rank: u32,
     pub hosts: Vec<HostId>,
-    pub ways: Vec<TeamChannel>,
+    pub channels: Vec<TeamChannel>,
     /// Name of the transport, and the channel that it uses as long as that reaches the peers.
     pub line: u32,
     pub own: Channel,
@@ -58,8 +58,8 @@ impl Reconnector {
                 continue;
             }
             any = true;
-            if offer.lane.way != self.own.0 {
-                self.notice(lane.peer, Channel(offer.lane.way), "it connected by another one");
+            if offer.lane.via != self.own.0 {
+                self.notice(lane.peer, Channel(offer.lane.via), "it connected by another one");
             }
             if let Err(error) = lane.resume(offer.socket, offer.lane, offer.taken) {
                 lane.broken = Some(error.to_string());
@@ -94,16 +94,17 @@ impl Reconnector {
             return Err(reason);
         }
         let own = self.own;
-        let others = self.ways.iter().map(|way| way.channel).filter(|&other| other != own);
-        for way in std::iter::once(own).chain(others) {
+        let others =
+            self.channels.iter().map(|channel| channel.channel).filter(|&other| other != own);
+        for via in std::iter::once(own).chain(others) {
             let (team, epoch) = (self.team, lane.epoch + 1);
-            let name = LaneName { team, channel: self.line, epoch, way: way.0 };
+            let name = LaneName { team, channel: self.line, epoch, via: via.0 };
             match self.plane.open_lane(self.hosts[peer as usize], name, lane.taken(), CONNECTING) {
-                Err(error) => tracing::debug!(%error, "a way to rank {peer} is of no use"),
+                Err(error) => tracing::debug!(%error, "a channel to rank {peer} is of no use"),
                 Ok(socket) => {
                     lane.reopen(socket, name).map_err(|error| error.to_string())?;
-                    if way != own {
-                        self.notice(peer, way, &reason);
+                    if via != own {
+                        self.notice(peer, via, &reason);
                     }
                     return Ok(());
                 }
@@ -113,12 +114,12 @@ impl Reconnector {
     }
 
     /// Records that a channel no longer reaches a rank, and which channel replaces it.
-    fn notice(&self, peer: u32, way: Channel, reason: &str) {
+    fn notice(&self, peer: u32, via: Channel, reason: &str) {
         let (own, rank) = (self.own, self.names.get(peer as usize).copied().unwrap_or(peer));
-        tracing::warn!(%reason, "channel {own} to rank {rank} goes by channel {way} now");
+        tracing::warn!(%reason, "channel {own} to rank {rank} goes by channel {via} now");
         let mut notices = self.notices.lock();
         let text =
-            format!("channel {own} to rank {rank} is lost: {reason}; channel {way} carries it now");
+            format!("channel {own} to rank {rank} is lost: {reason}; channel {via} carries it now");
         if notices.len() < NOTICES_MAX && !notices.contains(&text) {
             notices.push(text);
         }
@@ -126,6 +127,6 @@ impl Reconnector {
 
     /// Probes whether the channel that a lane uses reaches its rank.
     pub fn leads_to(&self, lane: &ReliableStream) -> bool {
-        self.plane.probe(self.hosts[lane.peer as usize], lane.way, CONNECTING)
+        self.plane.probe(self.hosts[lane.peer as usize], lane.via, CONNECTING)
     }
 }

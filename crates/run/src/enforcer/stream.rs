@@ -120,7 +120,7 @@ pub(super) struct ReliableStream {
     pub broken: Option<String>,
     is_resuming: bool,
     /// The channel that the connection uses.
-    pub way: Channel,
+    pub via: Channel,
     /// Number of reconnects without hearing from the peer, and the time of the last one.
     pub attempts: u32,
     pub attempted: Instant,
@@ -128,7 +128,7 @@ pub(super) struct ReliableStream {
 
 impl ReliableStream {
     /// Creates a lane with a window of `window` bytes, rounded up to a power of two.
-    pub fn new(socket: Socket, peer: u32, way: Channel, window: usize) -> io::Result<Self> {
+    pub fn new(socket: Socket, peer: u32, via: Channel, window: usize) -> io::Result<Self> {
         socket.set_nonblocking()?;
         Ok(Self {
             socket,
@@ -148,7 +148,7 @@ impl ReliableStream {
             epoch: 0,
             broken: None,
             is_resuming: false,
-            way,
+            via,
             attempts: 0,
             attempted: Instant::now(),
         })
@@ -185,7 +185,7 @@ impl ReliableStream {
     fn replace(&mut self, socket: Socket, name: LaneName) -> io::Result<()> {
         socket.set_nonblocking()?;
         self.socket.shut_down();
-        (self.socket, self.epoch, self.way) = (socket, name.epoch, Channel(name.way));
+        (self.socket, self.epoch, self.via) = (socket, name.epoch, Channel(name.via));
         self.broken = None;
         (self.head_filled, self.is_resuming) = (0, false);
         Ok(())

@@ -46,7 +46,7 @@ pub struct Team<'a> {
     /// uses the program's numbers.
     pub names: Option<&'a [u32]>,
     /// The channels by which they communicate.
-    pub ways: &'a [TeamChannel],
+    pub channels: &'a [TeamChannel],
     /// Timeout: how long a rank may keep others waiting.
     pub timeout: Duration,
     /// Timeout for all ranks to join.
@@ -57,9 +57,9 @@ impl Team<'_> {
     /// Returns the names and channels of the transports: one for each channel, and one on which ranks
     /// agree on plans.
     pub(super) fn names(&self) -> Vec<(u32, TeamChannel)> {
-        let of_ways = self.ways.iter().map(|&way| (way.channel.0, way));
-        let agreement = self.ways.first().map(|&way| (AGREEMENT, way));
-        of_ways.chain(agreement).collect()
+        let transports = self.channels.iter().map(|&channel| (channel.channel.0, channel));
+        let agreement = self.channels.first().map(|&channel| (AGREEMENT, channel));
+        transports.chain(agreement).collect()
     }
 
     /// Builds the error for a rank that cannot be joined, no matter how long this rank waits.

@@ -86,16 +86,16 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
         assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");
         // This rank never joins.
         let hosts: Vec<HostId> = (0..3).map(HostId).collect();
-        let ways = [TeamChannel { channel: Channel(1), rate: None }];
+        let channels = [TeamChannel { channel: Channel(1), rate: None }];
         let name = TransferTag(3);
-        let (rank, hosts, ways) = (0, &hosts[..], &ways[..]);
+        let (rank, hosts, channels) = (0, &hosts[..], &channels[..]);
         let team = Team {
             plane: &planes[0],
             name,
             rank,
             hosts,
             names: None,
-            ways,
+            channels,
             timeout: Duration::from_secs(60),
             meeting: Duration::from_secs(60),
         };
@@ -164,8 +164,8 @@ fn what_a_channel_no_longer_carries_goes_by_another() {
     let cables: Vec<Cable> = planes.iter().map(|plane| Cable::to(&plane.channels()[1])).collect();
     for (one, plane) in planes.iter().enumerate() {
         for (other, peer) in planes.iter().enumerate().filter(|(other, _)| *other != one) {
-            let ways = format!("{},{}", peer.channels()[0], cables[other].address);
-            plane.add_peer(HostId(other as u32), &ways);
+            let addresses = format!("{},{}", peer.channels()[0], cables[other].address);
+            plane.add_peer(HostId(other as u32), &addresses);
         }
     }
     let collective = Collective::all_reduce(3, 600_000).unwrap();

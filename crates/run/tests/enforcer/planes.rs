@@ -122,11 +122,11 @@ pub fn as_ranks<T: Send>(
     let hosts: Vec<HostId> = (0..planes.len() as u32).map(HostId).collect();
     // A slow channel has a short queue, so ranks wait for it to drain.
     let rate = Some(BitsPerSecond(1e8));
-    let ways: Vec<TeamChannel> =
+    let channels: Vec<TeamChannel> =
         (1..=CHANNELS).map(|channel| TeamChannel { channel: Channel(channel), rate }).collect();
     thread::scope(|scope| {
         let one = |(rank, plane): (usize, &'_ DataPlane)| {
-            let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
+            let (hosts, channels, act, plane) = (&hosts, &channels, &act, plane.clone());
             scope.spawn(move || {
                 let (rank, name) = (rank as u32, TransferTag(name));
                 let team = Team {
@@ -135,7 +135,7 @@ pub fn as_ranks<T: Send>(
                     rank,
                     hosts,
                     names: None,
-                    ways,
+                    channels,
                     timeout,
                     meeting: LONG,
                 };

@@ -96,7 +96,7 @@ pub fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<
             overlap: Vec::new(),
         })
         .to_vec();
-    let ways: Vec<_> = step
+    let options: Vec<_> = step
         .nodes()
         .iter()
         .map(|node| match &node.op {
@@ -107,11 +107,11 @@ pub fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<
         })
         .collect();
     let plan = |_| {
-        let mut way = |ways: &Vec<_>| random.below(ways.len().max(1) as u64) as u32;
-        let chosen: Vec<u32> = ways.iter().map(&mut way).collect();
+        let mut choose = |options: &Vec<_>| random.below(options.len().max(1) as u64) as u32;
+        let chosen: Vec<u32> = options.iter().map(&mut choose).collect();
         let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
         let policy = &policies[random.below(3) as usize];
-        Arc::new(RankSchedule::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
+        Arc::new(RankSchedule::of(&step, &options, &CommPlan::of(&step, &options, &chosen, policy)))
     };
     (0..plans).map(plan).collect()
 }

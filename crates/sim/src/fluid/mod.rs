@@ -9,7 +9,7 @@
 
 mod circuits;
 mod rates;
-mod ways;
+mod resources;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -21,7 +21,7 @@ use thiserror::Error;
 use topology::{Around, Interconnect, InterconnectKind};
 
 use rates::{SharePath, bytes_per_ns};
-use ways::Ways;
+use resources::FlowResources;
 
 /// Why a step cannot be simulated.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -149,7 +149,7 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidRepor
         *every = None;
     }
     let changes = every.map(|_| interconnect);
-    let ways: Vec<(&Interconnect, f64)> = [&stays]
+    let options: Vec<(&Interconnect, f64)> = [&stays]
         .into_iter()
         .chain(changes)
         .flat_map(|interconnect| POWERS.map(|power| (interconnect, power)))
@@ -159,7 +159,7 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidRepor
         let run = |(interconnect, power)| {
             scope.spawn(move || Fluid::new(interconnect, graph, order, power).run())
         };
-        let started: Vec<_> = ways.into_iter().map(run).collect();
+        let started: Vec<_> = options.into_iter().map(run).collect();
         let ended = started.into_iter().map(|run| run.join());
         ended.map(|run| run.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
@@ -177,7 +177,7 @@ struct Fluid<'a> {
     /// Devices of one part.
     devices: u32,
     latency: u64,
-    ways: Ways,
+    resources: FlowResources,
     next: Successors,
     waits: Vec<u32>,
     /// Number of unfinished flows of each task, or of devices that have not computed it.
@@ -226,13 +226,13 @@ impl<'a> Fluid<'a> {
         }
         let wanted = graph.nodes().iter();
         let wanted = wanted.flat_map(|node| flows_of(&node.op, devices, interconnect));
-        let ways = Ways::new(interconnect, devices, wanted, power);
+        let resources = FlowResources::new(interconnect, devices, wanted, power);
         Self {
             graph,
             interconnect,
             devices,
             latency: interconnect.latency.0,
-            ways,
+            resources,
             next,
             waits: (0..graph.len() as u32)
                 .map(|task| graph.predecessors(task).count() as u32)
@@ -266,8 +266,8 @@ impl<'a> Fluid<'a> {
         self.settle_rates();
         while self.left > 0 {
             let event = self.events.peek().map(|Reverse((time, _))| *time);
-            let turn = if self.under_way > 0 { self.ways.next(self.now) } else { None };
-            let settles = self.ways.shares.has_changed().then_some(self.settles);
+            let turn = if self.under_way > 0 { self.resources.next(self.now) } else { None };
+            let settles = self.resources.shares.has_changed().then_some(self.settles);
             let Some(time) = event.into_iter().chain(turn).chain(settles).min() else {
                 return Err(FluidError::Stuck { left: self.left });
             };
@@ -284,15 +284,15 @@ impl<'a> Fluid<'a> {
             if turn == Some(time) {
                 self.settle_rates();
                 self.settle_flows();
-                self.ways.turn(time);
+                self.resources.turn(time);
                 self.settle_rates();
-            } else if time >= self.settles && self.ways.shares.has_changed() {
+            } else if time >= self.settles && self.resources.shares.has_changed() {
                 self.settle_rates();
                 self.settles = time + self.usual / PATIENCE;
             }
         }
         self.came.end = Nanos(self.now);
-        self.came.changes = self.ways.changes();
+        self.came.changes = self.resources.changes();
         Ok(self.came)
     }
 
@@ -315,8 +315,8 @@ impl<'a> Fluid<'a> {
                 self.shortest = Some(self.shortest.map_or(lasted, |known| known.min(lasted)));
                 let (task, left) = (known.task, known.left);
                 let path = std::mem::take(&mut known.path);
-                self.ways.done(&path, left);
-                self.ways.shares.remove(flow);
+                self.resources.done(&path, left);
+                self.resources.shares.remove(flow);
                 self.under_way -= 1;
                 self.close(task);
             }
@@ -382,13 +382,13 @@ impl<'a> Fluid<'a> {
         // A guard of one, so that the task does not end before all of its flows have started.
         self.open[task as usize] = 1;
         for (source, target, bytes) in flows_of(graph.op(task), self.devices, self.interconnect) {
-            let path = self.ways.path(source, target);
+            let path = self.resources.path(source, target);
             if path.is_empty() || bytes <= 0.0 {
                 continue;
             }
-            self.ways.offer(&path, bytes);
+            self.resources.offer(&path, bytes);
             self.came.moved += Bytes(bytes as u64);
-            let flow = self.ways.shares.add(path.clone());
+            let flow = self.resources.shares.add(path.clone());
             if self.flows.len() <= flow as usize {
                 self.flows.resize(flow as usize + 1, Flow::default());
             }
@@ -426,7 +426,7 @@ impl<'a> Fluid<'a> {
     fn settle_flows(&mut self) {
         for flow in self.flows.iter_mut().filter(|flow| flow.is_open) {
             let gone = flow.settle(self.now);
-            self.ways.done(&flow.path, gone);
+            self.resources.done(&flow.path, gone);
         }
     }
 
@@ -434,7 +434,7 @@ impl<'a> Fluid<'a> {
     fn settle_rates(&mut self) {
         let (flows, events, now) = (&mut self.flows, &mut self.events, self.now);
         let mut gone: Vec<(u32, f64)> = Vec::new();
-        self.ways.shares.solve(|number, rate| {
+        self.resources.shares.solve(|number, rate| {
             let flow = &mut flows[number as usize];
             gone.push((number, flow.settle(now)));
             flow.rate = rate;
@@ -446,7 +446,7 @@ impl<'a> Fluid<'a> {
             }
         });
         for (number, moved) in gone {
-            self.ways.done(&self.flows[number as usize].path, moved);
+            self.resources.done(&self.flows[number as usize].path, moved);
         }
     }
 }
@@ -479,7 +479,7 @@ fn flows_of<'a>(
             let (first, last) = (members.first().copied(), members.last().copied());
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
                 _ if blocks.is_some() => (None, &[][..], Around::OneWay, 0.0),
-                // An all-reduce sends whole sums both ways; other collectives send the data of one side
+                // An all-reduce sends whole sums both resources; other collectives send the data of one side
                 // to the other.
                 Around::Row if is_row => {
                     let each =

@@ -98,8 +98,8 @@ impl Shares {
             let users = &mut self.users[resource as usize];
             users.swap_remove(place as usize);
             let Some(&moved) = users.get(place as usize) else { continue };
-            let mut ways = self.paths[moved as usize].iter();
-            let at = ways.position(|&other| other == resource).expect("it takes of it");
+            let mut resources = self.paths[moved as usize].iter();
+            let at = resources.position(|&other| other == resource).expect("it takes of it");
             self.places[moved as usize][at] = place;
         }
         self.spare.push(flow);

@@ -58,7 +58,7 @@ pub struct Delivered {
 }
 
 /// A path as links in order.
-type Way = SmallVec<[LinkId; 4]>;
+type LinkPath = SmallVec<[LinkId; 4]>;
 
 /// Path of a message that has not departed yet.
 const UNKNOWN: u32 = u32::MAX;
@@ -66,8 +66,8 @@ const UNKNOWN: u32 = u32::MAX;
 struct Flight {
     message: Message,
     sent: u64,
-    /// Indices in `Routed::ways` of its path, and of the path that follows, if any.
-    way: u32,
+    /// Indices in `Routed::paths` of its path, and of the path that follows, if any.
+    path: u32,
     then: Option<u32>,
     /// Number of links of the path already traversed.
     hop: u32,
@@ -81,7 +81,7 @@ pub struct Routed<'a> {
     /// For each link: slot time of a vector, hop latency, and when it is free.
     links: Vec<(u64, u64, u64)>,
     /// Cached minimal paths, and for each pair of chips the range of its paths.
-    ways: Vec<Way>,
+    paths: Vec<LinkPath>,
     known: FxHashMap<(VertexId, VertexId), (u32, u32)>,
     /// For each chip, the target it last sent to, and the range of those paths.
     last: Vec<(VertexId, (u32, u32))>,
@@ -102,7 +102,7 @@ impl<'a> Routed<'a> {
             routing,
             random: Random::of(&[seed]),
             links,
-            ways: vec![Way::new()],
+            paths: vec![LinkPath::new()],
             known: FxHashMap::default(),
             last: vec![(VertexId(u32::MAX), (0, 0)); fabric.network().vertices() as usize],
             flights: Vec::new(),
@@ -120,21 +120,21 @@ impl<'a> Routed<'a> {
         let mut wanted: Vec<Message> = Vec::new();
         while let Some((now, number)) = self.events.pop() {
             self.now = now;
-            if self.flights[number as usize].way == UNKNOWN {
+            if self.flights[number as usize].path == UNKNOWN {
                 // Routed on departure, by the queue lengths at this time.
-                let (way, then) = self.way(self.flights[number as usize].message);
+                let (path, then) = self.route(self.flights[number as usize].message);
                 let flight = &mut self.flights[number as usize];
-                (flight.way, flight.then) = (way, then);
+                (flight.path, flight.then) = (path, then);
             }
             let flight = &mut self.flights[number as usize];
-            let mut way = &self.ways[flight.way as usize];
-            if flight.hop as usize == way.len()
+            let mut path = &self.paths[flight.path as usize];
+            if flight.hop as usize == path.len()
                 && let Some(then) = flight.then.take()
             {
-                (flight.way, flight.hop) = (then, 0);
-                way = &self.ways[then as usize];
+                (flight.path, flight.hop) = (then, 0);
+                path = &self.paths[then as usize];
             }
-            let Some(&link) = way.get(flight.hop as usize) else {
+            let Some(&link) = path.get(flight.hop as usize) else {
                 delivered.messages += 1;
                 delivered.end = Ticks(now);
                 let (message, sent) = (flight.message, Ticks(flight.sent));
@@ -146,7 +146,7 @@ impl<'a> Routed<'a> {
                 continue;
             };
             flight.hop += 1;
-            let is_last = flight.hop as usize == way.len() && flight.then.is_none();
+            let is_last = flight.hop as usize == path.len() && flight.then.is_none();
             let vectors = u64::from(flight.message.vectors);
             delivered.hops += vectors;
             let (slot, hop, free) = &mut self.links[link.0 as usize];
@@ -160,7 +160,7 @@ impl<'a> Routed<'a> {
     }
 
     fn send(&mut self, when: u64, message: Message) {
-        let flight = Flight { message, sent: when, way: UNKNOWN, then: None, hop: 0 };
+        let flight = Flight { message, sent: when, path: UNKNOWN, then: None, hop: 0 };
         let number = match self.spare.pop() {
             Some(number) => {
                 self.flights[number as usize] = flight;
@@ -175,10 +175,10 @@ impl<'a> Routed<'a> {
     }
 
     /// Routes a message: returns its path, and the second path of a non-minimal route.
-    fn way(&mut self, message: Message) -> (u32, Option<u32>) {
+    fn route(&mut self, message: Message) -> (u32, Option<u32>) {
         let Message { source, target, .. } = message;
         let minimal = self.minimal(source, target);
-        if self.routing == Routing::Minimal || self.ways[minimal as usize].is_empty() {
+        if self.routing == Routing::Minimal || self.paths[minimal as usize].is_empty() {
             return (minimal, None);
         }
         let chips = u64::from(self.fabric.network().endpoints());
@@ -187,9 +187,9 @@ impl<'a> Routed<'a> {
             return (minimal, None);
         }
         let longer = (self.minimal(source, between), self.minimal(between, target));
-        let hops = |way: u32| self.ways[way as usize].len() as u64;
-        let cost = |way: u32, hops: u64| {
-            let (slot, _, free) = self.links[self.ways[way as usize][0].0 as usize];
+        let hops = |path: u32| self.paths[path as usize].len() as u64;
+        let cost = |path: u32, hops: u64| {
+            let (slot, _, free) = self.links[self.paths[path as usize][0].0 as usize];
             (free.saturating_sub(self.now) + slot) * hops
         };
         if cost(longer.0, hops(longer.0) + hops(longer.1)) < cost(minimal, hops(minimal)) {
@@ -204,10 +204,10 @@ impl<'a> Routed<'a> {
         let last = &mut self.last[source.0 as usize];
         if last.0 != target {
             let known = *self.known.entry((source, target)).or_insert_with(|| {
-                let first = self.ways.len() as u32;
-                let ways = self.fabric.ways(source, target);
-                self.ways.extend(ways.into_iter().map(|way| Way::from_slice(&way)));
-                (first, self.ways.len() as u32)
+                let first = self.paths.len() as u32;
+                let paths = self.fabric.paths(source, target);
+                self.paths.extend(paths.into_iter().map(|path| LinkPath::from_slice(&path)));
+                (first, self.paths.len() as u32)
             });
             *last = (target, known);
         }

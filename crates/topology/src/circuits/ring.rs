@@ -175,19 +175,19 @@ impl Wavelengths {
     /// Allocates the wavelengths of one direction; returns the highest urgency of any demand.
     fn allocate(&mut self, demands: &[Demand], direction: Direction) -> usize {
         let mut latest = 0;
-        let way = direction as usize;
+        let side = direction as usize;
         self.sweep.clear();
         for (number, demand) in (0..).zip(demands) {
             let Some((pair, up)) = self.pairs.find(demand) else { continue };
             let share = f64::from(self.shares[pair]);
-            let (start, length) = self.pairs.paths(demand.source, up)[way];
-            let size = demand.size * [share, 1.0 - share][way];
+            let (start, length) = self.pairs.paths(demand.source, up)[side];
+            let size = demand.size * [share, 1.0 - share][side];
             if size <= 0.0 {
                 continue;
             }
-            let most = self.loads[way].most(start, length);
+            let most = self.loads[side].most(start, length);
             let fair = (f64::from(self.count) * size / most) as f32 * self.possible;
-            let owed = &mut self.owed[pair][way];
+            let owed = &mut self.owed[pair][side];
             if *owed == NEVER {
                 *owed = if fair < 1.0 { OWED } else { 0.0 };
             }
@@ -207,7 +207,7 @@ impl Wavelengths {
         }
         let (owed, circuits) = (&mut self.owed, &mut self.circuits);
         self.sweep.assign(|arc, first, count| {
-            owed[arc.pair as usize][way] -= count as f32;
+            owed[arc.pair as usize][side] -= count as f32;
             circuits.push(Circuit { demand: arc.demand, direction, first, count });
         });
         latest

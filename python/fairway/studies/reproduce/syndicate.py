@@ -166,7 +166,7 @@ def figure_15(progress: Progress) -> Figure:
     )
 
 
-def _ways(collective: Collective, channel: int) -> dict[str, float]:
+def _strategies(collective: Collective, channel: int) -> dict[str, float]:
     """Returns milliseconds of each strategy on one channel, by its name."""
     given = [production.CHANNELS[channel].terms]
     found = _native.collective_options(collective, 4, given, [1])
@@ -179,7 +179,7 @@ def _by_size(
     rows = []
     for size in KILOBYTES:
         progress(f"{size} KB")
-        rows.append({"KB": size, **_ways(collective(GPUS, size * 1000 // 4), 0)})
+        rows.append({"KB": size, **_strategies(collective(GPUS, size * 1000 // 4), 0)})
     return rows
 
 
@@ -216,7 +216,8 @@ def figure_18(progress: Progress) -> Figure:
     for part in (0.1, 0.25, 0.5, 1.0):
         exchange = Collective.all_to_all(GPUS, round(240_000_000 * part))
         sums, moves = (
-            [min(_ways(one, channel).values()) for channel in (0, 1)] for one in (reduce, exchange)
+            [min(_strategies(one, channel).values()) for channel in (0, 1)]
+            for one in (reduce, exchange)
         )
         times = {
             "both on RDMA": sums[0] + moves[0],

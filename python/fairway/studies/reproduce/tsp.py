@@ -82,14 +82,14 @@ def figure_10(progress: Progress) -> TspFigure:
     sizes = [2**power for power in range(10, 23)]
     lines = {}
     for between in range(1, 7):
-        progress(f"Figure 10: {between} ways")
+        progress(f"Figure 10: {between} paths")
         values = [gain(size, between) for size in sizes]
-        lines[f"{between} longer ways"] = (list(map(float, sizes)), values)
+        lines[f"{between} longer paths"] = (list(map(float, sizes)), values)
     first = min(
-        size for size, value in zip(sizes, lines["6 longer ways"][1], strict=True) if value > 1
+        size for size, value in zip(sizes, lines["6 longer paths"][1], strict=True) if value > 1
     )
-    summary = f"nothing is gained up to {first // 2048} KiB (paper: 8 kB); six ways gain most"
-    return TspFigure("10", "gain of longer ways", lines, ("bytes", "times as fast"), summary, "x")
+    summary = f"nothing is gained up to {first // 2048} KiB (paper: 8 kB); six paths gain most"
+    return TspFigure("10", "gain of longer paths", lines, ("bytes", "times as fast"), summary, "x")
 
 
 def figure_13(_: Progress) -> TspFigure:

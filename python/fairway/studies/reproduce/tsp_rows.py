@@ -151,14 +151,14 @@ def _links(dragonflies: Dragonflies) -> Iterator[Row]:
     for size, expected in ((16 << 10, 1.35), (64 << 10, 2.87), (1 << 20, 6.35)):
         note = "as recomputed with 722 ns a hop; the paper shows a plot"
         yield Row(
-            16, f"gain of six ways, {size >> 10} KiB", "A", expected, gain(size, 6), 0.02, note
+            16, f"gain of six paths, {size >> 10} KiB", "A", expected, gain(size, 6), 0.02, note
         )
     note = "the paper says 8 kB; with 217 cycles a hop it would be 3.0 kB"
-    yield Row(16, "kB from which longer ways gain", "A", 9.025, _crossover() / 1e3, 0.03, note)
+    yield Row(16, "kB from which longer paths gain", "A", 9.025, _crossover() / 1e3, 0.03, note)
     longer = sum(len(train[3]) > 2 for train in plan.trains())
     yield Row(
         17,
-        "longer ways in a node",
+        "longer paths in a node",
         "X",
         7,
         longer,
@@ -267,8 +267,8 @@ def _apart(plan: _native.Plan) -> float:
     """Returns the fraction of consecutive trains on a link that do not overlap."""
     part = 72 // plan.turns
     taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for _, _, count, way, starts, pace in plan.trains():
-        for source, target, start in zip(way, way[1:], starts, strict=False):
+    for _, _, count, path, starts, pace in plan.trains():
+        for source, target, start in zip(path, path[1:], starts, strict=False):
             # By rotational symmetry, all parts of the fabric do the same, rotated.
             turned = source // part * part
             link = (source - turned, (target - turned) % 72)

@@ -9,7 +9,7 @@ use super::circuits::Circuits;
 use super::rates::{SharePath, Shares, bytes_per_ns};
 
 /// The resources that join the devices of a part.
-pub(crate) struct Ways {
+pub(crate) struct FlowResources {
     pub shares: Shares,
     /// Devices of a part, and of the interconnect.
     devices: u32,
@@ -32,7 +32,7 @@ enum Kind {
     Links(Arc<LinkPaths>),
 }
 
-impl Ways {
+impl FlowResources {
     /// # Arguments
     /// - `devices`: devices of a part; the interconnect has a multiple of it.
     /// - `wanted`: all flows of a step from devices of the part, to allocate the first circuits.
