@@ -351,6 +351,11 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
     for (system, other), gain in gains(rows).items():
         goal = Goal(GOALS[system, other], f"{system} over {other}, geometric mean")
         console.print(f"{system} over {other}: {gain.show()} {goal.verdict(gain.median)}")
+    show_errors(console, rows)
+
+
+def show_errors(console: Console, rows: Sequence[Row]) -> None:
+    """Prints how far predictions are from what was measured."""
     errors = [abs(row.error) for row in rows]
     console.print(
         f"predicted against measured: mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}"
