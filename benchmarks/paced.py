@@ -30,9 +30,13 @@ __all__ = ["ALLOWED", "begin", "end", "on_hosts", "paced"]
 
 FOLDER = Path(__file__).resolve().parent
 MODULE = "paced"
-ALLOWED: dict[str, Any] = {"input_modules": (MODULE,), "input_path": (FOLDER,)}
-"""Settings of a run whose hosts may load the custom calls."""
 BEGIN, END = "paced_begin", "paced_end"
+ALLOWED: dict[str, Any] = {
+    "input_modules": (MODULE,),
+    "input_path": (FOLDER,),
+    "custom_calls": (BEGIN, END),
+}
+"""Settings of a run whose hosts may load the custom calls."""
 
 _struct: Any = jax.ShapeDtypeStruct
 _wait: Any = jax.block_until_ready
@@ -103,7 +107,14 @@ def paced(
     def on_each(call: Any, takes: Any, gives: Any) -> Any:
         if devices is not None and len(devices) == 1:
             return call
-        return jax.shard_map(call, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
+
+        def mapped(*arguments: Any) -> Any:
+            # Where a mesh is set already, it is the same one.
+            own = mesh if jax.sharding.get_abstract_mesh().empty else None
+            shards = jax.shard_map(call, mesh=own, in_specs=takes, out_specs=gives, check_vma=False)
+            return shards(*arguments)
+
+        return mapped
 
     started = on_each(begin, cut, (cut, cut))
     ended = on_each(functools.partial(end, seconds=forward_s), (cut, cut), cut)

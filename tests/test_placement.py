@@ -398,9 +398,11 @@ def test_what_is_placed_takes_as_long_when_it_is_simulated(tmp_path: Path) -> No
         (("resnet50", [["cpu"]]), "on a fabric such as 'elect-cluster:64'"),
         ((["block"], "elect-cluster:8"), "on the devices of islands"),
         ((["block"], [["cpu"]]), "training=fairway.Training"),
+        (("resnet50", "sip-ring:8", fairway.StrategyOptions()), "are fairway.PlacementRequest"),
+        (("resnet50", "sip-ring:8", {"batch": 64}), "found {'batch': 64}"),
     ],
 )
-def test_what_cannot_be_placed_is_explained(given: tuple[Any, Any], says: str) -> None:
+def test_what_cannot_be_placed_is_explained(given: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         fairway.place(*given)
 

@@ -29,6 +29,8 @@ def test_bad_islands_are_refused(text):
         "= =",
         "input_modules = 'a'",
         "input_path = [1]",
+        "custom_calls = 'a'",
+        "custom_calls = ['']",
     ],
 )
 def test_bad_settings_are_refused(tmp_path, line):

@@ -332,7 +332,7 @@ def test_the_command_line_places_what_pytorch_ran(tmp_path: Path) -> None:
     command = ["place", str(trace), "--samples", "16", "--fabric", "elect-flat:4", "--json"]
     done = runner.invoke(app, command)
     assert done.exit_code != 0
-    assert "expected --profile" in str(done.exception)
+    assert "expected a profile (--profile)" in str(done.exception)
     done = runner.invoke(app, [*command, "--profile", str(profile)])
     assert done.exit_code == 0, done.output
     assert {way["copies"] for way in json.loads(done.stdout)} == {1, 2, 4}

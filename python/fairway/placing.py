@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fairway.errors import ConfigError
 from fairway.parallel.placing import Placed, StrategyOptions, Training, place_blocks
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Devices = Sequence[Sequence[jax.Device]]
 
 __all__ = ["PlacementRequest", "StrategyOptions", "Training", "place"]
+
+Options = TypeVar("Options", PlacementRequest, StrategyOptions)
 
 
 @overload
@@ -87,12 +89,23 @@ def place(
                 f"{os.fspath(model)} is placed on a fabric such as 'elect-cluster:64', without "
                 f"training; found {on!r}"
             )
-        request = PlacementRequest() if options is None else options
+        request = _checked(options, PlacementRequest, "a model by name or file")
         return place_model(os.fspath(model), on, request, progress=progress)
     if isinstance(on, str) or training is None:
         raise ConfigError(
             "modules are placed on the devices of islands, with training=fairway.Training(...); "
             f"found {on!r} and {training!r}"
         )
-    options = StrategyOptions() if options is None else options
-    return place_blocks(model, on, training, options, progress=progress)
+    strategies = _checked(options, StrategyOptions, "a sequence of modules")
+    return place_blocks(model, on, training, strategies, progress=progress)
+
+
+def _checked(options: Any, expected: type[Options], of: str) -> Options:
+    """Returns the options, or the defaults."""
+    if options is None:
+        return expected()
+    if not isinstance(options, expected):
+        raise ConfigError(
+            f"options of {of} are fairway.{expected.__name__}(...); found {options!r}"
+        )
+    return options

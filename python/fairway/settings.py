@@ -206,6 +206,9 @@ class Settings:
             allows those whose files lie under ``input_path``.
         input_path: folders in which hosts search modules, before others; ``fairway run`` adds that
             of its script.
+        custom_calls: targets of custom calls that programs may make besides JAX's own, such as
+            ``"my_kernel"``, which a module for input functions registers when hosts import it.
+            Hosts cannot check what clients pass to them.
         allow_users: users of this machine besides the owner, by name or number, that may connect as
             clients. They can use all that clients can, including input functions.
     """
@@ -226,6 +229,7 @@ class Settings:
     timeline: Path | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[Path, ...] = ()
+    custom_calls: tuple[str, ...] = ()
     allow_users: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -254,6 +258,7 @@ class Settings:
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
             (self._names_modules(), "input_modules", "names such as 'corpus' or 'package.data'"),
+            (all(self.custom_calls), "custom_calls", "names such as 'my_kernel'"),
         ]
         for holds, name, expected in rules:
             if not holds:
@@ -340,7 +345,7 @@ class Settings:
         _check(path, given)
         if "timeline" in given:
             given["timeline"] = Path(given["timeline"])
-        for name in ("input_modules", "allow_users"):
+        for name in ("input_modules", "custom_calls", "allow_users"):
             if name in given:
                 given[name] = tuple(given[name])
         given["input_path"] = tuple(map(Path, given.get("input_path", ())))
@@ -470,7 +475,12 @@ def _check(path: Path, given: dict[str, Any]) -> None:
     """Checks that every name is known, and every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
-    examples |= {"allow_users": ["name"], "device_memory": "16GiB", "xla_flags": "--xla_..."}
+    examples |= {
+        "allow_users": ["name"],
+        "custom_calls": ["target"],
+        "device_memory": "16GiB",
+        "xla_flags": "--xla_...",
+    }
     for name, value in given.items():
         if name not in fields or name == "islands":
             known = ", ".join(sorted(fields))

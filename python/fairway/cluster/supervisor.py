@@ -375,6 +375,7 @@ class Run:
                     trace=str(self._trace(host)) if self._records else None,
                     input_modules=settings.input_modules,
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
+                    custom_calls=settings.custom_calls,
                     namespaces=namespaces,
                 ),
                 island.prefix_of(rank),

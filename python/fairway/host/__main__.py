@@ -48,6 +48,7 @@ class HostSettings:
         input_modules: prefixes of the modules that input functions may come from; None allows all
             that lie under ``input_path``.
         input_path: folders in which they are searched, before others.
+        custom_calls: targets of custom calls that programs may make besides JAX's own.
         namespaces: files of the namespaces to enter, in this order.
     """
 
@@ -71,6 +72,7 @@ class HostSettings:
     trace: str | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[str, ...] = ()
+    custom_calls: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 
 
@@ -123,7 +125,7 @@ def main() -> None:
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
-    checker = Checker()  # forks, so before there are threads and devices
+    checker = Checker(settings.custom_calls)  # forks, so before there are threads and devices
     backend = backends.Backend(
         settings.platform,
         settings.devices,

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,14 +72,17 @@ class Checker:
 
     It forks them from a process that was itself forked from this one, and so must be made while
     this process has no other threads that hold locks.
+
+    Args:
+        custom_calls: targets that programs may call besides those that are known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom_calls: Collection[str] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         process = os.fork()
         if process == 0:
             ours.close()
-            _serve(theirs)
+            _serve(theirs, custom_calls)
         theirs.close()
         self._control = ours
         self._lock = threading.Lock()
@@ -140,7 +144,7 @@ def time_limit_s(length: int) -> int:
     return int(min(TIME_S + length / BYTES_A_SECOND, TIME_MAX_S))
 
 
-def _serve(control: socket.socket) -> NoReturn:
+def _serve(control: socket.socket, custom_calls: Collection[str]) -> NoReturn:
     """Forks a process for each program, until the host exits; parses none itself."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -157,7 +161,7 @@ def _serve(control: socket.socket) -> NoReturn:
                 knows_ifrt = True
             if os.fork() == 0:
                 control.close()
-                _read_one(socket.socket(fileno=files[0]))
+                _read_one(socket.socket(fileno=files[0]), custom_calls)
             os.close(files[0])
     finally:
         os._exit(1)
@@ -173,7 +177,7 @@ def _close_others(kept: int) -> None:
                 continue  # the descriptor of the listing itself
 
 
-def _read_one(connection: socket.socket) -> NoReturn:
+def _read_one(connection: socket.socket, custom_calls: Collection[str]) -> NoReturn:
     """Parses one program and writes it back as bytecode."""
     try:
         with connection.makefile("rb") as stream:
@@ -181,7 +185,7 @@ def _read_one(connection: socket.socket) -> NoReturn:
             program = stream.read(length)
         _limit(length)
         try:
-            answer = b"\0" + written_anew(CheckKind(kind), program)
+            answer = b"\0" + written_anew(CheckKind(kind), program, custom_calls)
         except (UnreadableError, RefusedError) as error:
             answer = b"\1" + str(error).encode()
         except (ValueError, ir.MLIRError) as error:
@@ -209,7 +213,7 @@ def _lower(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most, hard))
 
 
-def written_anew(kind: CheckKind, program: bytes) -> bytes:
+def written_anew(kind: CheckKind, program: bytes, custom_calls: Collection[str] = ()) -> bytes:
     """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
     if kind is CheckKind.IFRT_IR:
         context: Any = mpmd.context()
@@ -221,7 +225,7 @@ def written_anew(kind: CheckKind, program: bytes) -> bytes:
         raise ValueError("it is not valid")
     if kind is CheckKind.ARTIFACT:
         with module.context:
-            screen(module)
+            screen(module, custom_calls)
     written: Any = module.operation.get_asm(binary=True)
     return bytes(written)
 

@@ -211,7 +211,7 @@ def _cut(what: str, fabric: str, request: PlacementRequest) -> CutPlacement:
     for name in ("curve", "profile", "device", "memory_bytes"):
         if getattr(request, name) is not None:
             option = name.removesuffix("_bytes")
-            raise ConfigError(f"--{option} does not apply to {what}; leave it out")
+            raise ConfigError(f"{option} (--{option}) does not apply to {what}; leave it out")
     interconnect = read_topology(fabric).interconnect
     model = Transformer(**_sizes(what.partition(":")[2], {**SIZES, "experts": 1, "active": 1}))
     machine = Machine(_native.Links(interconnect, {}), A100, A100_REACHES)
@@ -224,7 +224,9 @@ def _cut(what: str, fabric: str, request: PlacementRequest) -> CutPlacement:
 def _batches(request: PlacementRequest, known: Curve) -> Curve:
     """Returns batches and steps: those given, or else those ``known`` of the model."""
     if request.curve is not None and request.batch is not None:
-        raise ConfigError("both --curve and --batch were given; expected one of them")
+        raise ConfigError(
+            "both a curve and a batch (--curve, --batch) were given; expected one of them"
+        )
     if request.curve is not None:
         return list(request.curve)
     return known if request.batch is None else [(request.batch, 1)]
@@ -246,7 +248,7 @@ def _read(what: str, request: PlacementRequest, device: Device | None) -> tuple[
         if request.profile is None:
             check_trace(what)
             raise ConfigError(
-                f"durations of the operators of {what} are missing; expected --profile"
+                f"durations of the operators of {what} are missing; expected a profile (--profile)"
             )
         return of_pytorch(what, request.profile, request.samples), [(request.samples, 1)]
     name, colon, given = what.partition(":")
