@@ -19,7 +19,7 @@ from fairway.communication import graphs
 from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
 from fairway.errors import ConfigError, GraphError, PlacementError, TopologyError
-from fairway.placement.chakra import write_step
+from fairway.formats.chakra_steps import write_step
 from fairway.placement.reading import read_graph
 from fairway.placement.search import simulate_graph
 from fairway.report.steps import StepReport, digest

@@ -19,10 +19,10 @@ from fairway.analysis.topologies import read_topology
 from fairway.cli import app
 from fairway.errors import FairwayError, GraphError
 from fairway.formats.chakra import TraceNode, write_nodes
+from fairway.formats.chakra_steps import find_traces, read_step, rescaled, write_step
 from fairway.formats.flexflow import read_flexflow
-from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
+from fairway.formats.kineto import of_pytorch
 from fairway.placement.models import MODELS, V100
-from fairway.placement.pytorch import of_pytorch
 from fairway.placement.search import Replication, SearchBounds, evaluate_strategy, simulate_graph
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"

@@ -8,7 +8,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from fairway.cli import app
-from fairway.placement.pytorch import of_pytorch
+from fairway.formats.kineto import of_pytorch
 
 WIDTH, SAMPLES = 256, 64
 

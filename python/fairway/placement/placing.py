@@ -11,13 +11,13 @@ from pathlib import Path
 from fairway import _native, capture
 from fairway.analysis.topologies import read_topology
 from fairway.errors import ConfigError, PlacementError
+from fairway.formats.chakra_steps import write_step
 from fairway.formats.flexflow import read_flexflow
-from fairway.placement.chakra import write_step
+from fairway.formats.kineto import check_trace, of_pytorch
 from fairway.placement.cuts import Cut, best_cuts, least_s
 from fairway.placement.graphs import OpGraph, of_flexflow
 from fairway.placement.models import DEVICES, MODELS, V100, Device, Model, transformer
 from fairway.placement.programs import of_program
-from fairway.placement.pytorch import check_trace, of_pytorch
 from fairway.placement.search import (
     QUANTUM_NS,
     PlacementStrategy,

@@ -7,8 +7,8 @@ from pathlib import Path
 from fairway import _native, capture
 from fairway.communication.graphs import of_program
 from fairway.errors import GraphError
+from fairway.formats.chakra_steps import find_traces, read_step
 from fairway.formats.flexflow import read_flexflow
-from fairway.placement.chakra import find_traces, read_step
 
 __all__ = ["GRAPHS", "is_graph", "read_graph"]
 

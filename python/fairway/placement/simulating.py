@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fairway.analysis.topologies import read_topology
 from fairway.errors import PlacementError
+from fairway.formats.chakra_steps import rescaled
 from fairway.placement import NAMES, STEPS
-from fairway.placement.chakra import rescaled
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.reading import is_graph, read_graph
 from fairway.placement.search import (
