@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from fairway.errors import PlacementError
 from fairway.placement.search import SimulatedStep, simulate_graph
 
 __all__ = ["PlannedGraph", "plan_graph"]
+
+PIECES_MAX = 1 << 16
+"""Most pieces of communication of a plan that is simulated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,28 +86,34 @@ def plan_graph(
     channels = topology if costs is None else costs
     found = graphs.plan(graph, channels, steps=steps, seed=seed)
     whole = graphs.plan(graph, channels, steps=steps, evaluations=1).unordered()
-    plans = [whole, found, found.unordered()]
-    planned = [(plan, step := plan.apply(graph), _flow(step, topology)) for plan in plans]
-    as_it_is = planned[0]
-    candidates = [as_it_is, min(planned[1:], key=lambda one: one[2].seconds)]
-    unplanned = as_it_is[2]
-    if not topology.is_routed:
-        plan, step, simulated = min(candidates, key=lambda one: one[2].seconds)
-        return PlannedGraph(plan, step, simulated, unplanned, None)
-    scheduled = [
-        PlannedGraph(plan, step, simulated, unplanned, _schedule(step, topology))
-        for plan, step, simulated in candidates
+    as_it_is = _flow(whole, graph, topology)
+    planned = [
+        _flow(plan, graph, topology)
+        for plan in (found, found.unordered())
+        if plan.pieces <= PIECES_MAX
     ]
-    return min(scheduled, key=lambda one: one.seconds)
+    best = min([as_it_is, *planned], key=lambda one: one.seconds)
+    best = dataclasses.replace(best, unplanned=as_it_is.simulated)
+    if not topology.is_routed:
+        return best
+    scheduled = _scheduled(as_it_is, topology)
+    if best.plan != whole:
+        # In pieces, it may be of more transfers than can be scheduled.
+        with contextlib.suppress(PlacementError):
+            scheduled = min(scheduled, _scheduled(best, topology), key=lambda one: one.seconds)
+    return scheduled
 
 
-def _flow(step: _native.PlannedStep, topology: _native.Topology) -> SimulatedStep:
-    return simulate_graph(step.graph, topology.interconnect)
+def _flow(plan: GraphPlan, graph: _native.StepGraph, topology: _native.Topology) -> PlannedGraph:
+    step = plan.apply(graph)
+    simulated = simulate_graph(step.graph, topology.interconnect)
+    return PlannedGraph(plan, step, simulated, simulated, None)
 
 
-def _schedule(step: _native.PlannedStep, topology: _native.Topology) -> _native.StepSchedule:
+def _scheduled(planned: PlannedGraph, topology: _native.Topology) -> PlannedGraph:
     try:
-        return _native.schedule_step(step, topology)
+        schedule = _native.schedule_step(planned.step, topology)
     except ValueError as error:
-        name = step.graph.name
+        name = planned.plan.step
         raise PlacementError(f"cannot schedule {name} on {topology}: {error}") from None
+    return dataclasses.replace(planned, schedule=schedule)

@@ -42,10 +42,11 @@ CHANNEL = re.compile(
 )
 NETWORK = re.compile(r"network: (\S.*)")
 KIND = re.compile(
-    rf"(#\d+(?:, #\d+)*): (?:([a-z]+(?:[- ][a-z0-9]+)?), )?{NUMBER} segments on "
+    rf"(#\d{{1,10}}(?:, #\d{{1,10}})*): (?:([a-z]+(?:[- ][a-z0-9]+)?), )?{NUMBER} segments on "
     rf"(?:channel {NUMBER}|all channels in turn)"
 )
-ORDER = re.compile(r"order: (as it becomes ready|#\d+\.\d+(?: #\d+\.\d+)*)")
+PIECE = r"#(\d{1,10})\.(\d{1,10})"
+ORDER = re.compile(rf"order: (as it becomes ready|{PIECE}(?: {PIECE})*)")
 MAKESPAN = re.compile(rf"(strict|fifo|ordered|planned): {NUMBER} ns")
 SEARCH = re.compile(rf"{NUMBER} plans evaluated: (\S.*)")
 
@@ -127,6 +128,11 @@ class GraphPlan:
         """``planned_ns`` in seconds."""
         return self.planned_ns / 1e9
 
+    @property
+    def pieces(self) -> int:
+        """Number of all pieces of communication of one step."""
+        return sum(len(kind.nodes) * kind.segments for kind in self.kinds)
+
     def unordered(self) -> Self:
         """Returns the plan whose pieces are carried as they become ready."""
         return dataclasses.replace(self, order=())
@@ -185,7 +191,7 @@ class GraphPlan:
             channels.append(ChannelCost(rate, int(found[3]), sums, incast, overlap))
         kinds = [_kind(found) for found in lines.several(KIND)]
         order = lines.one(ORDER, "`order: #NODE.SEGMENT ...`")[1]
-        pieces = re.findall(r"#(\d+)\.(\d+)", order)
+        pieces = re.findall(PIECE, order)
         spans = {}
         for order in ORDERS:
             found = lines.one(MAKESPAN, f"`{order}: ... ns`")
