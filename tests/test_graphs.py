@@ -90,6 +90,9 @@ def test_graphs_are_read_as_they_are_printed() -> None:
     assert StepGraph.parse(str(graph)) == graph
     with pytest.raises(ValueError, match="line 2: expected"):
         StepGraph.parse("step @s on 1 devices\n#0 = gossip")
+    for node in ("transfer 281474976710657bytes from 0 to 1", "compute 1125899906842625ns on [0]"):
+        with pytest.raises(ValueError, match=r"node 0 is of .*; expected at most"):
+            StepGraph.parse(f"step @s on 2 devices\n#0 = {node}")
     with pytest.raises(ValueError, match="node 0 is of device 3"):
         StepGraph.parse("step @s on 1 devices\n#0 = compute 1ns on [3]")
 

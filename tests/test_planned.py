@@ -112,6 +112,18 @@ def test_schedules_keep_to_the_order_and_algorithms_of_their_plan() -> None:
         schedule_step(unknown.apply(graph), topology)
 
 
+def test_algorithms_follow_from_the_topology() -> None:
+    """On a ring of links all-to-all messages share links; a switch has none to share."""
+    graph = StepGraph(16)
+    graph.collective("all_reduce", list(range(16)), 64 << 20)
+    chosen = {
+        name: graphs.plan(graph, Topology.parse(name), steps=1, evaluations=1).kinds[0].algorithm
+        for name in ("ring:16", "switch:16")
+    }
+    assert chosen["ring:16"] == "ring"
+    assert chosen["switch:16"] != "ring"
+
+
 def test_pieces_carry_all_that_was_to_be_carried() -> None:
     graph = read_graph(GOLDEN / "experts.fw")
     plan = graphs.plan(graph, Topology.parse("elect-flat:8"))

@@ -3,6 +3,8 @@
 //! Source: SYNDICATE §6.6. Differs from the paper: it measures every option on its testbed; here four
 //! terms per channel, and one for each pair, are fitted to such measurements.
 
+use std::collections::BTreeMap;
+
 use base::{BitsPerSecond, Bytes, Nanos};
 
 use crate::network::{NetworkModel, Port};
@@ -48,6 +50,24 @@ impl NetworkModel for ChannelCost {
 
     fn port(&self) -> Port {
         Port { rate: self.rate, latency: self.latency }
+    }
+
+    /// Also for incast.
+    fn round_time(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
+        let mut ports: BTreeMap<(u32, bool), (u64, u32)> = BTreeMap::new();
+        for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
+            for end in [(source, false), (target, true)] {
+                let (bytes, messages) = ports.entry(end).or_default();
+                *bytes += size.0;
+                *messages += 1;
+            }
+        }
+        let time = |(&(_, receives), &(bytes, messages)): (&(u32, bool), &(u64, u32))| {
+            let beyond = if receives { f64::from(messages - 1) } else { 0.0 };
+            let bytes = bytes as f64 * (1.0 + self.incast * beyond);
+            Port { latency: Nanos(0), ..self.port() }.time(Bytes(bytes as u64))
+        };
+        self.farthest(transfers) + ports.iter().map(time).max().unwrap_or_default()
     }
 
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {

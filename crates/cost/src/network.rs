@@ -1,5 +1,7 @@
 //! The contract between networks and what places and plans steps on them.
 
+use std::collections::BTreeMap;
+
 use base::{BitsPerSecond, Bytes, Nanos};
 use ir::CollectiveKind;
 use topology::{Interconnect, InterconnectKind};
@@ -45,6 +47,24 @@ pub trait NetworkModel: Send + Sync {
     /// Time of a transfer from one device to another; zero from a device to itself.
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos;
 
+    /// Time of transfers that are sent together, as (source, target, size): by default until the busiest
+    /// port has sent and received its own, and the farthest has arrived. O(transfers · log devices).
+    fn round_time(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
+        let mut ports = Loads::new();
+        for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
+            ports.add(u64::from(source) << 1, size);
+            ports.add(u64::from(target) << 1 | 1, size);
+        }
+        let port = Port { latency: Nanos(0), ..self.port() };
+        self.farthest(transfers) + port.time(ports.most())
+    }
+
+    /// Latency of the transfer that takes longest to arrive.
+    fn farthest(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
+        let latency = |&(source, target, _)| self.transfer_time(source, target, Bytes(0));
+        transfers.iter().map(latency).max().unwrap_or_default()
+    }
+
     /// Time of a collective on vectors of `size` bytes; for an all-to-all, that is of all blocks of all
     /// ranks. By default around a ring of the devices in rank order, whose rounds take as long as the
     /// slowest transfer to a neighbour. O(devices).
@@ -64,7 +84,59 @@ pub trait NetworkModel: Send + Sync {
     }
 }
 
+/// Bytes by what carries them.
+#[derive(Default)]
+struct Loads(BTreeMap<u64, u64>);
+
+impl Loads {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn add(&mut self, carrier: u64, size: Bytes) {
+        *self.0.entry(carrier).or_default() += size.0;
+    }
+
+    fn most(&self) -> Bytes {
+        Bytes(self.0.values().copied().max().unwrap_or_default())
+    }
+}
+
 impl NetworkModel for Interconnect {
+    /// Also until the busiest link, or server, has carried its own.
+    fn round_time(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
+        let mut ports = Loads::new();
+        let mut shared = Loads::new();
+        let mut slowest = f64::INFINITY;
+        for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
+            ports.add(u64::from(source) << 1, size);
+            ports.add(u64::from(target) << 1 | 1, size);
+            match &self.kind {
+                InterconnectKind::Links(paths) => {
+                    for &link in paths.path(source, target).iter() {
+                        shared.add(u64::from(link.0), size);
+                        slowest = slowest.min(paths.fabric().network().link(link).rate.0);
+                    }
+                }
+                InterconnectKind::Cluster { per_server, server, .. }
+                    if source / per_server != target / per_server =>
+                {
+                    shared.add(u64::from(source / per_server) << 1, size);
+                    shared.add(u64::from(target / per_server) << 1 | 1, size);
+                    slowest = server.0;
+                }
+                _ => {}
+            }
+        }
+        let busy =
+            |rate: BitsPerSecond, load: &Loads| Port { rate, latency: Nanos(0) }.time(load.most());
+        let own = match self.kind {
+            InterconnectKind::Links(_) => Nanos(0), // its links are counted
+            _ => busy(self.rate, &ports),
+        };
+        self.farthest(transfers) + own.max(busy(BitsPerSecond(slowest), &shared))
+    }
+
     fn devices(&self) -> u32 {
         self.devices
     }

@@ -50,3 +50,29 @@ fn measurements_replace_the_closed_form_of_what_was_measured() {
     assert_ne!(time(&[0, 1, 2, 4], 1_500_000), 1_250_000, "not at equal distances");
     assert_ne!(time(&[0, 1], 1_500_000), 1_250_000, "two were not measured");
 }
+
+#[test]
+fn transfers_of_a_round_share_ports_links_and_servers() {
+    let size = Bytes(1_000_000);
+    let time = |topology: &str, transfers: &[(u32, u32, Bytes)]| {
+        let topology: Topology = topology.parse().unwrap();
+        topology.interconnect().round_time(transfers).0
+    };
+    let one = time("elect-flat:8,rate=80Gbit/s,latency=0us", &[(0, 1, size)]);
+    assert_eq!(one, 100_000);
+    let to_all: Vec<_> = (1..8).map(|other| (0, other, size)).collect();
+    assert_eq!(time("elect-flat:8,rate=80Gbit/s,latency=0us", &to_all), 7 * one);
+    // Around a ring, neighbours share nothing; opposite ends cross four links each.
+    let apart =
+        |distance: u32| -> Vec<_> { (0..8).map(|one| (one, (one + distance) % 8, size)).collect() };
+    let ring = "ring:8,rate=80Gbit/s,latency=0us";
+    assert_eq!(time(ring, &apart(1)), one);
+    assert!(time(ring, &apart(4)) >= 2 * one, "{}", time(ring, &apart(4)));
+    // Eight devices of a server share its link to another.
+    let cluster = "elect-cluster:16,rate=80Gbit/s,server=80Gbit/s,latency=0us";
+    let across: Vec<_> = (0..8).map(|one| (one, one + 8, size)).collect();
+    assert_eq!(time(cluster, &across), 8 * one);
+    let channel = ChannelCost { incast: 0.5, ..ChannelCost::of(BitsPerSecond(80e9), Nanos(0)) };
+    let from_all: Vec<_> = (1..3).map(|other| (other, 0, size)).collect();
+    assert_eq!(channel.round_time(&from_all), Nanos(3 * one));
+}

@@ -16,6 +16,10 @@ use crate::collective::{Collective, CollectiveError, CollectiveKind, cut};
 
 /// Maximum number of devices of a step, over all parts.
 const DEVICES_MAX: u64 = 1 << 24;
+/// Maximum size of a transfer.
+const SIZE_MAX: Bytes = Bytes(1 << 48);
+/// Maximum time of a computation: about 13 days.
+const TIME_MAX: Nanos = Nanos(1 << 50);
 
 /// An ordered list of devices; for a collective, in rank order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -253,6 +257,16 @@ pub enum StepGraphError {
         /// Number of nodes.
         nodes: u32,
     },
+    /// A transfer is too large, or a computation too long.
+    #[error("node {node} is of {found}; expected at most {most}")]
+    Size {
+        /// The node.
+        node: u32,
+        /// Its size or time.
+        found: String,
+        /// The maximum.
+        most: String,
+    },
     /// The dependencies within a step form a cycle.
     #[error("node {node} waits for a cycle of dependencies; a step must have an order")]
     Cycle {
@@ -445,6 +459,18 @@ impl StepGraph {
         {
             let (found, ranks) = (op.devices.len() as u32, op.collective.ranks());
             return Err(StepGraphError::Ranks { node, found, ranks });
+        }
+        let amount = match *op {
+            StepOp::Compute { time, .. } if time > TIME_MAX => {
+                Some((format!("{} ns", time.0), format!("{} ns", TIME_MAX.0)))
+            }
+            StepOp::Transfer { size, .. } if size > SIZE_MAX => {
+                Some((size.to_string(), SIZE_MAX.to_string()))
+            }
+            _ => None,
+        };
+        if let Some((found, most)) = amount {
+            return Err(StepGraphError::Size { node, found, most });
         }
         let is_wrong = |on: &&Dependency| on.node >= nodes || (**on == Dependency::on(node));
         match self.dependencies(node).iter().find(is_wrong) {

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use base::Nanos;
-use cost::ChannelCost;
+use base::{Bytes, Nanos};
+use cost::{ChannelCost, NetworkModel};
 use serde::{Deserialize, Serialize};
 
 use crate::algebra::Form;
-use crate::motif::{ASIDE_MAX, Motif};
+use crate::motif::{ASIDE_MAX, Motif, RankTransfer};
 use crate::motif_time::motif_time;
 use ir::{Collective, CollectiveKind, CollectiveOp};
 
@@ -168,11 +168,29 @@ fn algorithms(collective: &Collective) -> SearchSpace {
     if collective.ranks() > 64 { SearchSpace { splines: vec![], ..space } } else { space }
 }
 
-/// The algorithm that is fastest alone on a channel, whole.
-pub fn fastest_algorithm(op: &CollectiveOp, channel: &ChannelCost) -> Execution {
+/// The algorithm that is fastest alone on a network, whole. O(algorithms · transfers).
+pub fn fastest_algorithm(op: &CollectiveOp, network: &dyn NetworkModel) -> Execution {
+    let port = network.port();
+    let channel = ChannelCost::of(port.rate, port.latency);
     let space = algorithms(&op.collective);
-    executions(&op.collective, op.element_bytes, std::slice::from_ref(channel), &space)
-        .swap_remove(0)
+    let options =
+        executions(&op.collective, op.element_bytes, std::slice::from_ref(&channel), &space);
+    let fastest = options.into_iter().min_by_key(|option| time_on(op, option, network));
+    fastest.expect("every collective has an algorithm")
+}
+
+/// Time of an algorithm alone on a network, one round after another.
+fn time_on(op: &CollectiveOp, option: &Execution, network: &dyn NetworkModel) -> Nanos {
+    let at = |rank: u32| op.devices[rank as usize];
+    let round = |round: Vec<RankTransfer>| {
+        let sent = |one: &RankTransfer| {
+            let size = Bytes(one.count * u64::from(op.element_bytes));
+            (at(one.source), at(one.target), size)
+        };
+        network.round_time(&round.iter().map(sent).collect::<Vec<_>>())
+    };
+    let rounds = option.motifs.iter().flat_map(|placed| placed.motif.rounds(&op.collective));
+    rounds.map(round).sum()
 }
 
 /// The algorithm of a name on a channel, whole; `None` if a collective of this kind has none of it.

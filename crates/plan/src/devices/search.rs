@@ -1,7 +1,6 @@
 //! The search for a plan of an MPMD step.
 
 use base::{Nanos, Random};
-use cost::ChannelCost;
 use ir::StepOp;
 
 use crate::devices::problem::{CommStrategy, DeviceProblem, QueuePolicy};
@@ -88,14 +87,12 @@ impl DeviceProblem {
         }
     }
 
-    /// The algorithm of each kind that is a collective: the one whose piece is fastest alone between
-    /// ports of its channel.
+    /// The algorithm of each kind that is a collective: the one whose piece is fastest alone.
     fn algorithms(&self, strategies: &[CommStrategy]) -> Vec<Option<String>> {
         let of = |(&node, strategy): (&u32, &CommStrategy)| {
             let StepOp::Collective(op) = self.step.op(node) else { return None };
-            let port = self.channels[strategy.channel.unwrap_or(0) as usize].port();
-            let channel = ChannelCost::of(port.rate, port.latency);
-            Some(fastest_algorithm(&op.split(strategy.pieces)[0], &channel).form)
+            let network = &*self.channels[strategy.channel.unwrap_or(0) as usize];
+            Some(fastest_algorithm(&op.split(strategy.pieces)[0], network).form)
         };
         self.examples.iter().zip(strategies).map(of).collect()
     }
