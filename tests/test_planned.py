@@ -139,6 +139,41 @@ def test_pieces_carry_all_that_was_to_be_carried() -> None:
         dataclasses.replace(plan, kinds=many, order=()).apply(graph)
 
 
+def test_steps_that_are_left_as_they_are_are_said_to_be(tmp_path: Path) -> None:
+    """Times are compared within one model; what no chip can hold is planned as flows."""
+    graph = StepGraph(2)
+    graph.transfer(0, 1, 1 << 20)
+    found = plan_graph(graph, Topology.parse("torus:2x2"), steps=2)
+    assert found.is_unplanned
+    assert found.plan.planned_ns == found.plan.fifo_ns
+    assert found.plan.evaluations > 1
+    figures = found.as_json()
+    assert figures["unplanned_scheduled_s"] == figures["scheduled_s"]
+    assert figures["unplanned_s"] == figures["planned_s"]
+    large = StepGraph(2)
+    large.transfer(0, 1, 1 << 30)
+    found = plan_graph(large, Topology.parse("torus:2x2"), steps=2)
+    assert found.schedule is None
+    assert "a chip holds 220.0 MiB" in found.unscheduled
+    assert found.seconds == found.unplanned.seconds > 0
+    (tmp_path / "large.step").write_text(str(large))
+    step = str(tmp_path / "large.step")
+    shown = CliRunner().invoke(app, ["plan", step, "--fabric", "torus:2x2"])
+    assert "the step is left as it is" in shown.output
+    assert "not scheduled: task 0 is of 1.0 GiB" in shown.output
+    empty = tmp_path / "empty.step"
+    empty.write_text("step @s on 2 devices\n")
+    for more in ([], ["--fabric", "ring:2"]):
+        shown = CliRunner().invoke(app, ["plan", str(empty), *more], catch_exceptions=False)
+        assert shown.exit_code == 0
+
+
+@pytest.mark.parametrize(("steps", "seed"), [(-1, 0), (1 << 22, 0), (1, -1)])
+def test_limits_out_of_range_are_refused(steps: int, seed: int) -> None:
+    with pytest.raises(GraphError, match="cannot be planned"):
+        graphs.plan(contended(), Topology.parse("ring:4"), steps=steps, seed=seed)
+
+
 def test_orders_that_contradict_the_step_are_refused() -> None:
     graph = StepGraph(3)
     first = graph.transfer(0, 1, 1000)
@@ -158,6 +193,8 @@ def test_orders_that_contradict_the_step_are_refused() -> None:
         ([PIPELINE, "--fabric", "mesh:4"], TopologyError, "cannot read a fabric from"),
         ([PIPELINE, "--fabric", "ring:1"], GraphError, "of 2 devices; the network joins 1"),
         ([PIPELINE, "--explain"], ConfigError, "`fairway explain` prints the plan"),
+        (["none.json", "--fabric", "ring:4"], ConfigError, "there is no file none.json"),
+        ([PIPELINE, "--fabric", "ring:4", "--channels", "1Gbit/s"], ConfigError, "expected one"),
     ],
 )
 def test_what_cannot_be_planned_for_a_topology_is_refused(

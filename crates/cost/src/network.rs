@@ -176,7 +176,8 @@ impl NetworkModel for Interconnect {
             InterconnectKind::Ring(ring) => {
                 let up = (target + self.devices - source) % self.devices;
                 let hops = up.min(self.devices - up).div_ceil(ring.reach.max(1));
-                at(self.rate, Nanos(self.latency.0 * u64::from(hops)))
+                // Half of a device's wavelengths are of each direction.
+                at(BitsPerSecond(self.rate.0 / 2.0), Nanos(self.latency.0 * u64::from(hops)))
             }
             _ => at(self.rate, self.latency),
         }

@@ -61,6 +61,17 @@ fn an_all_reduce_moves_what_a_ring_moves() {
     assert_eq!(flow(&flat(4), &graph).unwrap().end, Nanos(6000));
 }
 
+/// What was less than half a byte of a hop got no circuit, and the step never ended.
+#[test]
+fn flows_of_less_than_a_byte_end() {
+    let mut graph = step(16);
+    add(&mut graph, transfer(2, 1, 1000), &[]);
+    let scatter = StepOp::collective(Collective::reduce_scatter, vec![0, 3, 1], Bytes(1)).unwrap();
+    add(&mut graph, scatter, &[]);
+    let came = flow(&ring(16, 64), &graph).unwrap();
+    assert!(came.end < Nanos(1_000_000), "{:?}", came.end);
+}
+
 #[test]
 fn an_all_to_all_goes_from_each_to_each() {
     let mut graph = step(4);

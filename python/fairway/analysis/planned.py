@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from fairway import _native
 from fairway.communication import graphs
 from fairway.communication.graph_plans import GraphPlan
 from fairway.communication.steps import ChannelCost
-from fairway.errors import PlacementError
 from fairway.placement.search import SimulatedStep, simulate_graph
 
 __all__ = ["PlannedGraph", "plan_graph"]
@@ -30,13 +28,22 @@ class PlannedGraph:
         simulated: one step as planned, as flows on the topology.
         unplanned: one step as it is, likewise: its communication whole, as it becomes ready.
         schedule: of every vector of one step as planned, on a topology of links.
+        unplanned_schedule: of the step as it is, likewise.
+        unscheduled: why there is no schedule on a topology of links; empty otherwise.
     """
 
     plan: GraphPlan
     step: _native.PlannedStep
     simulated: SimulatedStep
     unplanned: SimulatedStep
-    schedule: _native.StepSchedule | None
+    schedule: _native.StepSchedule | None = None
+    unplanned_schedule: _native.StepSchedule | None = None
+    unscheduled: str = ""
+
+    @property
+    def is_unplanned(self) -> bool:
+        """Is the step left as it is, since no plan that was found is faster?"""
+        return not self.plan.order and all(kind.segments == 1 for kind in self.plan.kinds)
 
     @property
     def seconds(self) -> float:
@@ -48,7 +55,8 @@ class PlannedGraph:
         return {
             "unplanned_s": self.unplanned.seconds,
             "planned_s": self.simulated.seconds,
-            "scheduled_s": None if self.schedule is None else self.schedule.seconds,
+            "unplanned_scheduled_s": _seconds(self.unplanned_schedule),
+            "scheduled_s": _seconds(self.schedule),
             "plan": str(self.plan),
         }
 
@@ -81,11 +89,18 @@ def plan_graph(
 
     Raises:
         GraphError: the step cannot be planned.
-        PlacementError: the step has more devices than the topology, or cannot be scheduled.
+        PlacementError: the step has more devices than the topology.
     """
     channels = topology if costs is None else costs
     found = graphs.plan(graph, channels, steps=steps, seed=seed)
-    whole = graphs.plan(graph, channels, steps=steps, evaluations=1).unordered()
+    whole = graphs.plan(graph, channels, steps=steps, evaluations=1)
+    whole = dataclasses.replace(
+        whole,
+        order=(),
+        planned_ns=whole.fifo_ns,
+        evaluations=found.evaluations,
+        reason=found.reason,
+    )
     as_it_is = _flow(whole, graph, topology)
     planned = [
         _flow(plan, graph, topology)
@@ -94,26 +109,33 @@ def plan_graph(
     ]
     best = min([as_it_is, *planned], key=lambda one: one.seconds)
     best = dataclasses.replace(best, unplanned=as_it_is.simulated)
-    if not topology.is_routed:
-        return best
-    scheduled = _scheduled(as_it_is, topology)
-    if best.plan != whole:
-        # In pieces, it may be of more transfers than can be scheduled.
-        with contextlib.suppress(PlacementError):
-            scheduled = min(scheduled, _scheduled(best, topology), key=lambda one: one.seconds)
-    return scheduled
+    return _scheduled(as_it_is, best, topology) if topology.is_routed else best
 
 
 def _flow(plan: GraphPlan, graph: _native.StepGraph, topology: _native.Topology) -> PlannedGraph:
     step = plan.apply(graph)
     simulated = simulate_graph(step.graph, topology.interconnect)
-    return PlannedGraph(plan, step, simulated, simulated, None)
+    return PlannedGraph(plan, step, simulated, simulated)
 
 
-def _scheduled(planned: PlannedGraph, topology: _native.Topology) -> PlannedGraph:
+def _scheduled(
+    as_it_is: PlannedGraph, best: PlannedGraph, topology: _native.Topology
+) -> PlannedGraph:
+    """Schedules a step as it is and as planned; returns the faster one."""
     try:
-        schedule = _native.schedule_step(planned.step, topology)
+        unplanned = _native.schedule_step(as_it_is.step, topology)
     except ValueError as error:
-        name = planned.plan.step
-        raise PlacementError(f"cannot schedule {name} on {topology}: {error}") from None
-    return dataclasses.replace(planned, schedule=schedule)
+        return dataclasses.replace(best, unscheduled=str(error))
+    as_it_is = dataclasses.replace(as_it_is, schedule=unplanned, unplanned_schedule=unplanned)
+    if best.is_unplanned:
+        return as_it_is
+    try:
+        schedule = _native.schedule_step(best.step, topology)
+    except ValueError:  # in pieces, it is of more transfers than can be scheduled
+        return as_it_is
+    best = dataclasses.replace(best, schedule=schedule, unplanned_schedule=unplanned)
+    return min(as_it_is, best, key=lambda one: one.seconds)
+
+
+def _seconds(schedule: _native.StepSchedule | None) -> float | None:
+    return None if schedule is None else schedule.seconds

@@ -77,6 +77,8 @@ def explain_step(
     options = Options(None if fabric is None else read_topology(fabric), costs, seed=seed)
     with working(f"explaining {what}"):
         found = run_aside(lambda: climb(what, options))
+    if found.planned.unscheduled:
+        note(f"not scheduled: {found.planned.unscheduled}")
     if out is not None:
         for path in found.write(out):
             note(f"wrote {path}")

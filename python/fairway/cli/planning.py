@@ -115,8 +115,9 @@ def plan_step(
     what: Annotated[
         str,
         typer.Argument(
-            help="A step (.json, see docs/reference/steps.md), a captured program (.fw), a rank's "
-            "Chakra trace (.et), a FlexFlow task graph (.fbuf), or dlrm:NAME, a built-in workload.",
+            help="A step (.json, see docs/reference/steps.md), a rank's Chakra trace (.et) or "
+            "dlrm:NAME, a built-in workload; or a step of devices: a captured program (.fw), a "
+            "step graph (.step), a FlexFlow task graph (.fbuf), or a folder of Chakra traces.",
             show_default=False,
         ),
     ],
@@ -134,10 +135,14 @@ def plan_step(
     # for.
     from fairway.placement.reading import is_graph
 
+    if channels.fabric is not None and channels != RankChannels(fabric=channels.fabric):
+        raise ConfigError("--fabric was given beside channels or costs; expected one of them")
     costs = channels.read()
     output = output.checked()
     if not is_graph(Path(what)):
         if channels.fabric is not None:
+            if not what.startswith("dlrm:") and not Path(what).exists():
+                raise ConfigError(f"there is no file {what}")
             raise ConfigError(
                 f"{what} is a step of ranks that do the same, which is planned for --channels or "
                 "--costs; --fabric is for steps of devices (.fw, .step, .fbuf)"
@@ -191,19 +196,27 @@ def _plan_placed(path: str, fabric: str, seed: int, as_json: bool) -> None:
         return
     console = results()
     console.print(_placed_table(found))
+    if found.is_unplanned:
+        console.print("the step is left as it is: no plan that was found is faster")
+    if found.unscheduled:
+        note(f"not scheduled: {found.unscheduled}")
     console.print(str(found.plan), soft_wrap=True)
 
 
 def _placed_table(found: PlannedGraph) -> Table:
     table = Table(title=f"one step on {found.plan.network}, simulated")
-    for name in ("communication", "step", "of unplanned"):
+    for name in ("communication", "unplanned", "planned", "ratio"):
         table.add_column(name, justify="left" if name == "communication" else "right")
-    rows = [("unplanned", found.unplanned.seconds), ("planned", found.simulated.seconds)]
-    if found.schedule is not None:
-        rows.append(("planned, every vector scheduled", found.schedule.seconds))
-    for name, time_s in rows:
-        ratio = time_s / max(found.unplanned.seconds, 1e-12)
-        table.add_row(name, f"{1e3 * time_s:.3f} ms", f"{ratio:.3f}")
+    rows = [("as flows", found.unplanned.seconds, found.simulated.seconds)]
+    if found.schedule is not None and found.unplanned_schedule is not None:
+        rows.append(
+            ("every vector scheduled", found.unplanned_schedule.seconds, found.schedule.seconds)
+        )
+    for name, unplanned_s, planned_s in rows:
+        ratio = planned_s / unplanned_s if unplanned_s else 1.0
+        table.add_row(
+            name, f"{1e6 * unplanned_s:,.3f} us", f"{1e6 * planned_s:,.3f} us", f"{ratio:.3f}"
+        )
     return table
 
 

@@ -43,7 +43,7 @@ def plan(
     try:
         given = topology or [cost.terms for cost in costs]
         found = _native.plan_devices(graph, given, steps, (evaluations, seed))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise GraphError(f"the graph cannot be planned: {error}") from None
     kinds = [
         PlannedKind(nodes, *strategy)

@@ -73,7 +73,7 @@ def graph_table(found: GraphPlan) -> Table:
         ("critical path", found.ordered_s),
         ("planned", found.planned_s),
     ):
-        table.add_row(name, f"{time_s:.4f} s", f"{time_s / found.strict_s:.3f}")
+        table.add_row(name, f"{time_s:.4f} s", f"{time_s / max(found.strict_s, 1e-12):.3f}")
     return table
 
 

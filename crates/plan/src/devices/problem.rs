@@ -9,6 +9,9 @@ use cost::NetworkModel;
 use ir::{StepGraph, StepGraphError, StepOp};
 use thiserror::Error;
 
+/// Most nodes of all steps that are planned together.
+const NODES_MAX: u64 = 1 << 22;
+
 /// Why a step graph cannot be planned.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeviceProblemError {
@@ -20,6 +23,15 @@ pub enum DeviceProblemError {
     Parts {
         /// Number of parts.
         parts: u32,
+    },
+    /// There are too many nodes in all steps.
+    #[error("{steps} steps of {nodes} nodes are planned together; expected at most {most} nodes in all",
+            most = NODES_MAX)]
+    Steps {
+        /// Number of steps.
+        steps: u32,
+        /// Nodes of one step.
+        nodes: usize,
     },
     /// There are no channels.
     #[error("there are no channels; expected one or more")]
@@ -92,6 +104,9 @@ impl DeviceProblem {
         let order = step.order()?;
         if step.parts != 1 {
             return Err(DeviceProblemError::Parts { parts: step.parts });
+        }
+        if step.len() as u64 * u64::from(steps) > NODES_MAX {
+            return Err(DeviceProblemError::Steps { steps, nodes: step.len() });
         }
         if channels.is_empty() {
             return Err(DeviceProblemError::NoChannels);

@@ -76,8 +76,8 @@ impl<'a> DeviceRun<'a> {
         });
         for node in nodes {
             let after = problem.next[node].iter().map(|&next| run.levels[next as usize]).max();
-            let pieces: u64 = (0..run.left[node]).map(|piece| run.time(node, piece)).sum();
-            run.levels[node] = pieces + after.unwrap_or(0);
+            let pieces = (0..run.left[node]).map(|piece| run.time(node, piece));
+            run.levels[node] = pieces.fold(after.unwrap_or(0), u64::saturating_add);
         }
         run
     }
@@ -215,7 +215,7 @@ impl<'a> DeviceRun<'a> {
                 self.is_busy[at] = true;
             }
             self.begins[piece as usize] = now;
-            self.events.push(Reverse((now + time, piece)));
+            self.events.push(Reverse((now.saturating_add(time), piece)));
         }
     }
 

@@ -16,8 +16,8 @@ const REACHES: u32 = 4;
 /// up to 2^`STEADY_MAX` intervals, since a past decision stays right for longer, and every
 /// reconfiguration loses light.
 const STEADY_MAX: u32 = 6;
-/// Bytes below which a queue counts as empty.
-const NOTHING: f64 = 0.5;
+/// Least demand of a flow that is not done, in bytes, so that what is left of it gets light.
+const LEAST: f64 = 1.0;
 
 /// A hop: a device of the part, and the distance up to the other device, along its row or its column.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -34,10 +34,24 @@ struct Line {
     /// Bytes offered since the last decision, and bytes not yet transferred.
     came: f64,
     waits: f64,
+    /// Flows that are not done.
+    flows: u32,
     /// Capacity in bytes per nanosecond once all of its circuits are lit.
     lit: f64,
     /// Its wavelengths as (copy of the part, direction, first, count).
     runs: Vec<(u32, Direction, u32, u32)>,
+}
+
+impl Line {
+    /// Bytes not yet transferred.
+    fn left(&self) -> f64 {
+        if self.flows > 0 { self.waits.max(LEAST) } else { 0.0 }
+    }
+
+    /// Bytes for which circuits are allocated.
+    fn demand(&self) -> f64 {
+        self.left().max(self.came)
+    }
 }
 
 /// The circuits of a part, and when they are decided.
@@ -227,7 +241,14 @@ impl Circuits {
     fn line(&mut self, hop: Hop, shares: &mut Shares) -> u32 {
         let first = self.first;
         *self.numbers.entry(hop).or_insert_with(|| {
-            self.lines.push(Line { hop, came: 0.0, waits: 0.0, lit: 0.0, runs: Vec::new() });
+            self.lines.push(Line {
+                hop,
+                came: 0.0,
+                waits: 0.0,
+                flows: 0,
+                lit: 0.0,
+                runs: Vec::new(),
+            });
             shares.resource(0.0) - first
         })
     }
@@ -285,20 +306,29 @@ impl Circuits {
     pub fn offer(&mut self, path: &SharePath, bytes: f64) {
         for &resource in path.iter().filter(|&&resource| resource >= self.first) {
             let line = &mut self.lines[(resource - self.first) as usize];
-            if line.waits < NOTHING {
+            if line.flows == 0 {
                 (self.next, self.steady) = (self.earliest, 0);
             }
             line.came += bytes;
             line.waits += bytes;
+            line.flows += 1;
         }
     }
 
     pub fn done(&mut self, path: &SharePath, bytes: f64) {
         for &resource in path.iter().filter(|&&resource| resource >= self.first) {
             let waits = &mut self.lines[(resource - self.first) as usize].waits;
-            *waits -= bytes;
-            if *waits < NOTHING {
-                *waits = 0.0;
+            *waits = (*waits - bytes).max(0.0);
+        }
+    }
+
+    /// A flow over this path is done.
+    pub fn close(&mut self, path: &SharePath) {
+        for &resource in path.iter().filter(|&&resource| resource >= self.first) {
+            let line = &mut self.lines[(resource - self.first) as usize];
+            line.flows -= 1;
+            if line.flows == 0 {
+                line.waits = 0.0;
                 (self.next, self.steady) = (self.earliest, 0);
             }
         }
@@ -334,7 +364,7 @@ impl Circuits {
     fn decide(&mut self, now: u64, shares: &mut Shares) {
         let open: Vec<u32> = (0..)
             .zip(&self.lines)
-            .filter(|(_, line)| line.waits.max(line.came) > 0.0)
+            .filter(|(_, line)| line.demand() > 0.0)
             .map(|(number, _)| number)
             .collect();
         if open.is_empty() {
@@ -366,9 +396,9 @@ impl Circuits {
         let (mut stays, mut turns) = (0.0, 0.0);
         for ((resource, line), new) in (self.first..).zip(&self.lines).zip(decided) {
             // Bytes held up at another line do not flow, however well this one is lit.
-            stays += line.waits.min(shares.taken(resource) * every);
+            stays += line.left().min(shares.taken(resource) * every);
             let dark = (new.lit - new.kept) * (self.delay as f64).min(every);
-            turns += line.waits.min(new.lit * every - dark);
+            turns += line.left().min(new.lit * every - dark);
         }
         turns > stays
     }
@@ -383,7 +413,7 @@ impl Circuits {
         let demand = |&number: &u32| {
             let line = &self.lines[number as usize];
             let target = (line.hop.source + line.hop.up) % self.total % self.devices;
-            Demand { source: line.hop.source, target, size: line.waits.max(line.came).powf(power) }
+            Demand { source: line.hop.source, target, size: line.demand().powf(power) }
         };
         let demands: Vec<Demand> = open.iter().map(demand).collect();
         let (devices, total) = (self.devices, self.total);
@@ -452,7 +482,7 @@ impl Circuits {
                 };
                 let (source, up) = (place + copy * devices, line.hop.up);
                 let up = if up <= reach { up } else { around - (ring.total - up) };
-                Demand { source, target: (source + up) % around, size: line.waits.max(line.came) }
+                Demand { source, target: (source + up) % around, size: line.demand() }
             };
             let demands: Vec<Demand> = (0..copies)
                 .flat_map(|copy| open.iter().map(move |&number| (copy, number)))

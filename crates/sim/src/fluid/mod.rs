@@ -316,6 +316,7 @@ impl<'a> Fluid<'a> {
                 let (task, left) = (known.task, known.left);
                 let path = std::mem::take(&mut known.path);
                 self.resources.done(&path, left);
+                self.resources.close(&path);
                 self.resources.shares.remove(flow);
                 self.under_way -= 1;
                 self.close(task);
@@ -479,7 +480,7 @@ fn flows_of<'a>(
             let (first, last) = (members.first().copied(), members.last().copied());
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
                 _ if blocks.is_some() => (None, &[][..], Around::OneWay, 0.0),
-                // An all-reduce sends whole sums both resources; other collectives send the data of one side
+                // An all-reduce sends whole sums both ways; other collectives send the data of one side
                 // to the other.
                 Around::Row if is_row => {
                     let each =

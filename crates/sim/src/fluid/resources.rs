@@ -130,6 +130,13 @@ impl FlowResources {
         }
     }
 
+    /// A flow over a path is done.
+    pub fn close(&mut self, path: &SharePath) {
+        if let Kind::Circuits(circuits) = &mut self.kind {
+            circuits.close(path);
+        }
+    }
+
     /// Returns when circuits are next decided or lit; `None` for static networks.
     pub fn next(&self, now: u64) -> Option<u64> {
         match &self.kind {
