@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,12 @@ def compare(name: str, steps: int, picture: Path) -> dict[str, Any]:
     return figures
 
 
-def error(row: dict[str, Any]) -> float:
+def error(row: Mapping[str, Any]) -> float:
     """Returns the relative error of a prediction."""
     return float(row["predicted_s"] / row["measured_s"] - 1)
 
 
-def apart(figures: dict[str, Any]) -> float:
+def apart(figures: Mapping[str, Any]) -> float:
     """Returns how far nodes are apart, as a part of their time."""
     nodes = figures["nodes"]
     whole = sum(node["measured_s"] for node in nodes)

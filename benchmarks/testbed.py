@@ -36,6 +36,7 @@ from common import (
     run_main,
     write_json,
 )
+from compared import apart, error
 from rich.console import Console
 from rich.table import Table
 
@@ -260,19 +261,6 @@ def compare(label: str, step: steps.Step, plan: StepPlan, run: Run) -> dict[str,
     shown = subprocess.run([*command, *plot], stdout=subprocess.PIPE, check=True)
     figures: dict[str, Any] = json.loads(shown.stdout)
     return figures
-
-
-def error(row: Mapping[str, float]) -> float:
-    """Returns the relative error of a prediction."""
-    return row["predicted_s"] / row["measured_s"] - 1
-
-
-def apart(figures: Mapping[str, Any]) -> float:
-    """Returns how far nodes are apart, as a part of their time."""
-    nodes = figures["nodes"]
-    whole = sum(node["measured_s"] for node in nodes)
-    difference = sum(abs(node["predicted_s"] - node["measured_s"]) for node in nodes)
-    return float(difference / whole)
 
 
 def by_order(config: dlrm.Config, ranks: int, expected: Sequence[float], error: float) -> float:

@@ -50,13 +50,8 @@ pub trait NetworkModel: Send + Sync {
     /// Time of transfers that are sent together, as (source, target, size): by default until the busiest
     /// port has sent and received its own, and the farthest has arrived. O(transfers · log devices).
     fn round_time(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
-        let mut ports = Loads::new();
-        for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
-            ports.add(u64::from(source) << 1, size);
-            ports.add(u64::from(target) << 1 | 1, size);
-        }
-        let port = Port { latency: Nanos(0), ..self.port() };
-        self.farthest(transfers) + port.time(ports.most())
+        let ports = Loads::of_ports(transfers.iter().copied());
+        self.farthest(transfers) + ports.time(self.port().rate)
     }
 
     /// Latency of the transfer that takes longest to arrive.
@@ -89,52 +84,51 @@ pub trait NetworkModel: Send + Sync {
 struct Loads(BTreeMap<u64, u64>);
 
 impl Loads {
-    fn new() -> Self {
-        Self::default()
+    /// What each port sends and receives of transfers.
+    fn of_ports(transfers: impl Iterator<Item = (u32, u32, Bytes)>) -> Self {
+        let mut loads = Self::default();
+        for (source, target, size) in transfers.filter(|one| one.0 != one.1) {
+            loads.add(u64::from(source) << 1, size);
+            loads.add(u64::from(target) << 1 | 1, size);
+        }
+        loads
     }
 
     fn add(&mut self, carrier: u64, size: Bytes) {
         *self.0.entry(carrier).or_default() += size.0;
     }
 
-    fn most(&self) -> Bytes {
-        Bytes(self.0.values().copied().max().unwrap_or_default())
+    /// Time until the busiest carrier is done, at a rate that all have.
+    fn time(&self, rate: BitsPerSecond) -> Nanos {
+        let most = self.0.values().copied().max().unwrap_or_default();
+        Port { rate, latency: Nanos(0) }.time(Bytes(most))
     }
 }
 
 impl NetworkModel for Interconnect {
-    /// Also until the busiest link, or server, has carried its own.
+    /// Until the busiest link, or the busiest device and server, has carried its own.
     fn round_time(&self, transfers: &[(u32, u32, Bytes)]) -> Nanos {
-        let mut ports = Loads::new();
-        let mut shared = Loads::new();
-        let mut slowest = f64::INFINITY;
-        for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
-            ports.add(u64::from(source) << 1, size);
-            ports.add(u64::from(target) << 1 | 1, size);
-            match &self.kind {
-                InterconnectKind::Links(paths) => {
+        let ports = || Loads::of_ports(transfers.iter().copied()).time(self.rate);
+        let busiest = match &self.kind {
+            InterconnectKind::Links(paths) => {
+                let (mut links, mut slowest) = (Loads::default(), f64::INFINITY);
+                for &(source, target, size) in transfers.iter().filter(|one| one.0 != one.1) {
                     for &link in paths.path(source, target).iter() {
-                        shared.add(u64::from(link.0), size);
+                        links.add(u64::from(link.0), size);
                         slowest = slowest.min(paths.fabric().network().link(link).rate.0);
                     }
                 }
-                InterconnectKind::Cluster { per_server, server, .. }
-                    if source / per_server != target / per_server =>
-                {
-                    shared.add(u64::from(source / per_server) << 1, size);
-                    shared.add(u64::from(target / per_server) << 1 | 1, size);
-                    slowest = server.0;
-                }
-                _ => {}
+                links.time(BitsPerSecond(slowest))
             }
-        }
-        let busy =
-            |rate: BitsPerSecond, load: &Loads| Port { rate, latency: Nanos(0) }.time(load.most());
-        let own = match self.kind {
-            InterconnectKind::Links(_) => Nanos(0), // its links are counted
-            _ => busy(self.rate, &ports),
+            InterconnectKind::Cluster { per_server, server, .. } => {
+                let across = transfers.iter().map(|&(source, target, size)| {
+                    (source / per_server, target / per_server, size)
+                });
+                ports().max(Loads::of_ports(across).time(*server))
+            }
+            _ => ports(),
         };
-        self.farthest(transfers) + own.max(busy(BitsPerSecond(slowest), &shared))
+        self.farthest(transfers) + busiest
     }
 
     fn devices(&self) -> u32 {
@@ -142,17 +136,13 @@ impl NetworkModel for Interconnect {
     }
 
     fn port(&self) -> Port {
-        let Self { rate, latency, .. } = *self;
-        match &self.kind {
-            InterconnectKind::Links(paths) => {
-                let first = paths.fabric().network().links().first();
-                first.map_or(Port { rate, latency }, |link| Port {
-                    rate: link.rate,
-                    latency: link.latency,
-                })
-            }
-            _ => Port { rate, latency },
-        }
+        let link = match &self.kind {
+            InterconnectKind::Links(paths) => paths.fabric().network().links().first(),
+            _ => None,
+        };
+        let (rate, latency) =
+            link.map_or((self.rate, self.latency), |link| (link.rate, link.latency));
+        Port { rate, latency }
     }
 
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from fairway import _native
 from fairway.communication.steps import Report, Step
-from fairway.report.steps import Span, StepReport, digest
+from fairway.report.steps import Span, StepReport
 
 __all__ = ["Timelines", "timelines"]
 
@@ -60,16 +60,9 @@ def timelines(name: str, step: Step, plan: _native.StepPlan, ranks: Sequence[Rep
     def report(source: str, spans: Iterable[tuple[int, Key, tuple[int, int]]]) -> StepReport:
         found: list[dict[int, Span]] = [{} for _ in range(count)]
         for number, key, (start, end) in spans:
-            node = numbers[key]
-            known = found[number].get(node, Span(start, end))
-            begin = max(start, known.begin_ns)
-            found[number][node] = Span(begin, max(begin, end, known.end_ns))
-        first = min((span.begin_ns for of_step in found for span in of_step.values()), default=0)
-        moved = [
-            {node: Span(s.begin_ns - first, s.end_ns - first) for node, s in sorted(one.items())}
-            for one in found
-        ]
-        return StepReport(name, source, digest(graph), moved)
+            node, span = numbers[key], Span(start, end)
+            found[number][node] = found[number].get(node, span).joined(span)
+        return StepReport.observed(graph, source, found)
 
     observed: list[tuple[int, Key, tuple[int, int]]] = []
     for rank in ranks:

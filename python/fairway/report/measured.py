@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fairway import _native
 from fairway.errors import CaptureError
-from fairway.report.steps import Span, StepReport, digest
+from fairway.report.steps import Span, StepReport
 
 __all__ = ["HostRecords", "communications", "measure"]
 
@@ -88,20 +88,10 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
     for host_steps in found.values():
         for step, ours in zip(steps, host_steps[-count:], strict=True):
             for number, span in ours.items():
-                known_span = step.get(number, span)
                 # A gang computes from when its last host has begun until its last host has ended.
-                begin = max(span.begin_ns, known_span.begin_ns)
-                step[number] = Span(begin, max(begin, span.end_ns, known_span.end_ns))
+                step[number] = step.get(number, span).joined(span)
     _add_communication(nodes, steps, hosts, members)
-    first = min(span.begin_ns for step in steps for span in step.values())
-    moved = [
-        {
-            number: Span(span.begin_ns - first, span.end_ns - first)
-            for number, span in sorted(step.items())
-        }
-        for step in steps
-    ]
-    return StepReport(graph.name, "measured", digest(graph), moved)
+    return StepReport.observed(graph, "measured", steps)
 
 
 def _find_steps(

@@ -50,6 +50,11 @@ class Span:
         """How long it took."""
         return self.end_ns - self.begin_ns
 
+    def joined(self, other: Span) -> Span:
+        """Returns the span of both together: from the later begin until both have ended."""
+        begin = max(self.begin_ns, other.begin_ns)
+        return Span(begin, max(begin, self.end_ns, other.end_ns))
+
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
@@ -68,6 +73,21 @@ class StepReport:
     graph: str
     steps: Sequence[dict[int, Span]]
     figures: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def observed(
+        cls, graph: _native.StepGraph, source: str, steps: Sequence[dict[int, Span]]
+    ) -> Self:
+        """Returns the report of steps of a graph whose times have any origin."""
+        first = min((span.begin_ns for step in steps for span in step.values()), default=0)
+        moved = [
+            {
+                number: Span(span.begin_ns - first, span.end_ns - first)
+                for number, span in sorted(step.items())
+            }
+            for step in steps
+        ]
+        return cls(graph.name, source, digest(graph), moved)
 
     @property
     def ends_ns(self) -> list[int]:

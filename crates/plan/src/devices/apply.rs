@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ir::{Dependency, StepGraph, StepGraphError, StepNode, StepOp};
 use thiserror::Error;
 
-use crate::devices::problem::{CommStrategy, communication_kinds};
+use crate::devices::problem::{CommStrategy, communication_kinds, kind_count};
 use crate::devices::search::DevicePlan;
 
 /// Most nodes of a step in pieces.
@@ -102,7 +102,7 @@ impl DevicePlan {
     pub fn apply(&self, step: &StepGraph) -> Result<PlannedStep, PlanError> {
         step.verify()?;
         let kinds = communication_kinds(step);
-        let expected = kinds.iter().flatten().max().map_or(0, |&last| last as usize + 1);
+        let expected = kind_count(&kinds);
         if [self.strategies.len(), self.algorithms.len()] != [expected; 2] {
             return Err(PlanError::Kinds { found: self.strategies.len(), expected });
         }

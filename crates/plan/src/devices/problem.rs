@@ -128,8 +128,7 @@ impl DeviceProblem {
             }
         }
         let kinds = communication_kinds(&step);
-        let kind_count = kinds.iter().flatten().max().map_or(0, |&last| last as usize + 1);
-        let mut examples = vec![0; kind_count];
+        let mut examples = vec![0; kind_count(&kinds)];
         for (node, kind) in (0..).zip(&kinds) {
             if let Some(kind) = kind {
                 examples[*kind as usize] = node;
@@ -170,6 +169,11 @@ pub fn communication_kinds(step: &StepGraph) -> Vec<Option<u32>> {
         found.ok().map(|at| at as u32)
     };
     kinds.iter().map(number).collect()
+}
+
+/// Number of kinds among those of all nodes.
+pub(crate) fn kind_count(kinds: &[Option<u32>]) -> usize {
+    kinds.iter().flatten().max().map_or(0, |&last| last as usize + 1)
 }
 
 /// The kind of a communication node: what it is, its size, and its number of devices.
