@@ -17,17 +17,14 @@ from exact import exact_ns, random_graph
 from typer.testing import CliRunner
 
 import fairway
-from fairway import _native
 from fairway.analysis.topologies import read_topology
 from fairway.cli import app
 from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementError, TopologyError
 from fairway.formats.flexflow import read_flexflow
 from fairway.parallel.placing import TrainingStrategy
 from fairway.placement import NAMES
-from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
-from fairway.placement.placing import SearchedPlacement
 from fairway.placement.programs import of_program
 from fairway.placement.ranking import rank
 from fairway.placement.search import (
@@ -38,7 +35,6 @@ from fairway.placement.search import (
     simulate_graph,
 )
 from fairway.placement.simulating import simulate_step
-from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 from fairway.studies.reproduce import sipml
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
@@ -50,6 +46,7 @@ FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("", "a fabric has no name; expected one such as dragonfly:264"),
         ("elect-flat", "without a size; give a size, as in elect-flat:64"),
         ("sip-ring:8x8", "cannot read a fabric from"),
         ("sip-rings:8", "cannot read a fabric from"),
@@ -146,46 +143,6 @@ def test_memory_is_a_limit() -> None:
         strategy.memory_bytes <= V100.memory_bytes and strategy.devices >= 16
         for strategy in strategies
     )
-
-
-def machine(fabric: str) -> Machine:
-    return Machine(_native.Links(read_topology(fabric).interconnect, {}), A100, A100_REACHES)
-
-
-def test_transformers_are_cut_as_people_cut_them() -> None:
-    servers = machine("elect-cluster:1024,rate=2.4Tbit/s,server=800Gbit/s,latency=10us")
-    model = Transformer(96, 12_288, 96, 2048)
-    strategies = best_cuts(model, servers, 1024, 1536)
-    best = strategies[0].parallelism
-    # Megatron trains this model with tensor parallelism over the eight devices of a server.
-    assert best.tensor == 8
-    assert best.pipeline > 1
-    least = least_s(model, servers, 1024, 1536)
-    for strategy in strategies:
-        cut = strategy.parallelism
-        assert cut.data * cut.tensor * cut.pipeline == 1024
-        assert cut.batch % (cut.data * cut.micro_batch) == 0
-        assert strategy.step.memory_bytes <= A100.memory_bytes
-        assert strategy.step.total_s >= least
-    assert strategies == sorted(strategies, key=lambda strategy: strategy.step.total_s)
-
-
-def test_experts_are_spread() -> None:
-    model = Transformer(24, 2048, 16, 1024, experts=64, active=2)
-    best = best_cuts(model, machine("elect-flat:64,rate=2Tbit/s"), 64, 512)[0]
-    assert best.parallelism.expert > 1
-
-
-def test_transformers_that_cannot_be_cut() -> None:
-    flat = machine("elect-flat:8")
-    with pytest.raises(CapacityError, match="a device needs"):
-        best_cuts(Transformer(96, 12_288, 96, 2048), flat, 8, 64)
-    with pytest.raises(PlacementError, match="7 devices and batches of 3 have no common parts"):
-        best_cuts(Transformer(4, 64, 4, 64), machine("elect-flat:7"), 7, 3)
-    with pytest.raises(PlacementError, match="whole heads"):
-        Transformer(8, 1024, 97, 1024)
-    with pytest.raises(PlacementError, match="a batch of 0"):
-        simulate_step("elect-cluster:64", "megatron:0")
 
 
 @needs_data
@@ -307,19 +264,6 @@ def test_the_command_line_places_a_model() -> None:
     assert "cannot read a fabric from" in wrong.stderr
 
 
-def test_the_command_line_cuts_transformers() -> None:
-    command = [sys.executable, "-m", "fairway", "place", "gpt:layers=24,hidden=2048,heads=16"]
-    options = ["--fabric", "elect-cluster:64", "--batch", "512"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "lower bound" in " ".join(done.stdout.split())
-    done = subprocess.run(
-        [*command, *options, "--json"], capture_output=True, text=True, timeout=120
-    )
-    steps = [strategy["step"]["total_s"] for strategy in json.loads(done.stdout)]
-    assert steps == sorted(steps)
-
-
 def test_what_devices_do_is_shown(tmp_path: Path) -> None:
     timeline, picture = tmp_path / "step.json", tmp_path / "step.png"
     arguments = ["simulate", "--fabric", "sip-ring:8", "--workload", "transformer:64/2", "--json"]
@@ -383,12 +327,22 @@ def test_one_function_places_models_for_scripts_and_the_command_line(tmp_path: P
         assert f"{len(placed.strategies)} strategies" in str(placed)
 
 
-def test_what_is_placed_takes_as_long_when_it_is_simulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "fabric"),
+    [
+        ("resnet50", "elect-cluster:8"),
+        ("gpt:layers=8,hidden=1024,heads=16", "elect-cluster:8"),
+        ("gpt:layers=8,hidden=1024,heads=16", "torus:2x4"),
+        ("gpt:layers=8,hidden=1024,heads=16,experts=8", "sip-ring:8"),
+    ],
+)
+def test_what_is_placed_takes_as_long_when_it_is_simulated(
+    tmp_path: Path, what: str, fabric: str
+) -> None:
     """A step that was written is read as the same graph, on the same devices, of the same time."""
-    placed = fairway.place("resnet50", "elect-cluster:8", fairway.PlacementRequest(batch=64))
-    assert isinstance(placed, SearchedPlacement)
+    placed = fairway.place(what, fabric, fairway.PlacementRequest(batch=64))
     placed.write_step(tmp_path)
-    simulated = simulate_step("elect-cluster:8", str(tmp_path))
+    simulated = simulate_step(fabric, str(tmp_path))
     assert simulated.figures["takes"] == pytest.approx(placed.strategies[0].step_s, rel=1e-6)
 
 

@@ -492,6 +492,9 @@ class Links:
     def transformer_step(
         self, model: object, accelerator: object, cut: object, reaches: float
     ) -> tuple[tuple[float, float, float, float, float, float], int]: ...
+    def transformer_graph(
+        self, model: object, accelerator: object, cut: object, reaches: float
+    ) -> StepGraph: ...
 
 class OpGraph:
     def __new__(

@@ -39,6 +39,14 @@ pub enum PlacementError {
         /// Devices of the step.
         devices: u32,
     },
+    /// The step has more devices than the topology.
+    #[error("the step is of {found} devices; the topology has {devices}")]
+    Full {
+        /// Devices of the step.
+        found: u32,
+        /// Devices of the topology.
+        devices: u32,
+    },
     /// The step describes one of several parts.
     #[error("the step stands for {parts} parts; expected a step of all devices")]
     Parts {
@@ -88,6 +96,9 @@ impl Placement {
         if self.devices.len() != step.devices as usize {
             let (found, devices) = (self.devices.len(), step.devices);
             return Err(PlacementError::Devices { found, devices });
+        }
+        if step.devices > devices {
+            return Err(PlacementError::Full { found: step.devices, devices });
         }
         let mut on = vec![None; devices as usize];
         for (device, &found) in (0..).zip(&self.devices) {

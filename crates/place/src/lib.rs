@@ -7,6 +7,7 @@ mod estimate;
 mod hybrid;
 mod neighbours;
 mod ops;
+mod pipelined;
 mod transformer;
 
 pub use assign::{Assigned, PlacementLimits, Rule, assign, placed_by, placements};
@@ -16,6 +17,7 @@ pub use estimate::{DeviceModel, Servers};
 pub use hybrid::{ParallelismCut, ParallelismSearch, SimulatedPlacement, Spread, step_of};
 pub use neighbours::min_cost_contiguous_range;
 pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, OpSum, Split};
+pub use pipelined::parallel_step;
 pub use transformer::{
     Accelerator, Parallelism, StepTime, Transformer, TransformerError, step_time,
 };

@@ -10,6 +10,7 @@
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use cost::{ClosedForm, Reached};
+use ir::CollectiveError;
 use thiserror::Error;
 
 /// Bytes of a 16-bit number.
@@ -18,7 +19,7 @@ const NUMBER: f64 = 2.0;
 /// two moments in 32.
 const PER_PARAMETER: f64 = 18.0;
 /// Bytes per parameter of the gradients that are all-reduced.
-const PER_GRADIENT: f64 = 4.0;
+pub(crate) const PER_GRADIENT: f64 = 4.0;
 /// Bytes per parameter that a step of Adam reads and writes.
 const PER_UPDATE: f64 = 16.0;
 /// The fused softmax requires a multiple of this many rows of heads and samples.
@@ -98,6 +99,12 @@ impl Parallelism {
         self.data * self.tensor * self.pipeline
     }
 
+    /// Passes of a layer relative to those without recomputation: forward counts one, backward two,
+    /// and recomputation one more.
+    pub(crate) fn passes_again(&self) -> f64 {
+        if self.recomputes { 4.0 / 3.0 } else { 1.0 }
+    }
+
     /// Returns the number of microbatches of a step, per copy.
     pub fn micro_batches(&self) -> u32 {
         self.batch / (self.data * self.micro_batch)
@@ -105,7 +112,7 @@ impl Parallelism {
 }
 
 /// Why a model cannot be split by a strategy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum TransformerError {
     /// A number is not a multiple of another.
     #[error("{what} is {found}; expected a multiple of {of}")]
@@ -123,6 +130,17 @@ pub enum TransformerError {
         /// Name of the number.
         what: &'static str,
     },
+    /// The step of a strategy has too many nodes.
+    #[error("a step has {found} nodes; expected at most {most}")]
+    Nodes {
+        /// Number of nodes.
+        found: u64,
+        /// The maximum.
+        most: u64,
+    },
+    /// A collective of a step is too large.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
     /// The model does not fit in memory.
     #[error("a device needs {needed}; it has {has}. Try more stages, or more devices a layer")]
     Memory {
@@ -229,7 +247,7 @@ pub fn step_time(
     })
 }
 
-fn check(model: &Transformer, cut: &Parallelism) -> Result<(), TransformerError> {
+pub(crate) fn check(model: &Transformer, cut: &Parallelism) -> Result<(), TransformerError> {
     let counts = [
         ("data parallelism", cut.data),
         ("tensor parallelism", cut.tensor),
@@ -280,17 +298,21 @@ fn memory(model: &Transformer, cut: &Parallelism) -> Bytes {
 }
 
 /// Seconds of the parts of a step.
-struct Parts {
-    layer: f64,
+pub(crate) struct Parts {
+    pub layer: f64,
     communication: f64,
-    head: f64,
+    pub head: f64,
     passed_on: f64,
     gradients: f64,
-    updates: f64,
+    pub updates: f64,
+    /// Parameters of a device.
+    pub own: f64,
+    /// Bytes that each device has for an all-reduce of a layer, and for an all-to-all.
+    pub sizes: [f64; 2],
 }
 
 impl Parts {
-    fn new(
+    pub fn new(
         model: &Transformer,
         with: &Accelerator,
         links: &Reached<'_>,
@@ -301,8 +323,7 @@ impl Parts {
         let rows = samples * sequence;
         let active = f64::from(model.active);
         let bytes_s = with.memory_rate.0 / 8.0;
-        // Forward counts one, backward two, and recomputation one more.
-        let again = if cut.recomputes { 4.0 / 3.0 } else { 1.0 };
+        let again = cut.passes_again();
         let flops_s = with.flops * with.efficiency / (1.0 + with.narrow / hidden);
         let square = rows * hidden * hidden;
         let products = square * (24.0 + 48.0 * active) + 12.0 * rows * sequence * hidden;
@@ -339,6 +360,8 @@ impl Parts {
             },
             gradients: links.apart_s(cut.tensor, cut.data, own * PER_GRADIENT),
             updates: own * PER_UPDATE * with.update / bytes_s,
+            own,
+            sizes: [size, size * active],
         }
     }
 }

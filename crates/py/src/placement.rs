@@ -9,7 +9,7 @@ use ir::StepGraph;
 use place::{
     Accelerator, Assigned, Balanced, Cost, DeviceModel, Edge, Op, OpError, OpGraph, OpSum,
     Parallelism, ParallelismCut, ParallelismSearch, PlacementLimits, Rule, Servers,
-    SimulatedPlacement, Split, Spread, Transformer, step_time,
+    SimulatedPlacement, Split, Spread, Transformer, parallel_step, step_time,
 };
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -110,7 +110,10 @@ impl PyInterconnect {
         let mut wanted = self.wanted(&graph.graph, &curve, &bounds, u32::MAX);
         let devices = self.interconnect.devices;
         if copies == 0 || !devices.is_multiple_of(copies) || !batch.is_multiple_of(copies) {
-            let text = format!("{copies} copies; expected a part of {devices} and of {batch}");
+            let text = format!(
+                "there are {copies} copies; expected a divisor of {devices} devices and of a batch \
+                 of {batch}"
+            );
             return Err(PyValueError::new_err(text));
         }
         if whole {
@@ -171,6 +174,19 @@ impl PyLinks {
         let parts =
             [time.total, time.layer, time.communication, time.bubble, time.gradients, time.updates];
         Ok((parts.map(|part| part.0 as f64 / 1e9), time.memory.0))
+    }
+
+    /// The step of a strategy as a graph on all devices. Raises `ValueError`.
+    fn transformer_graph(
+        &self,
+        model: ModelArguments,
+        accelerator: AcceleratorArguments,
+        cut: CutArguments,
+        reaches: f64,
+    ) -> PyResult<PyStepGraph> {
+        let (model, accelerator, cut) = (model.into(), accelerator.into(), cut.into());
+        let step = parallel_step(&model, &accelerator, &self.links, reaches, &cut);
+        step.map(PyStepGraph).map_err(wrong)
     }
 }
 

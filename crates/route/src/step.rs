@@ -31,7 +31,7 @@ pub enum StepRouteError {
     #[error(transparent)]
     Graph(#[from] StepGraphError),
     /// The step is of more devices than the network has.
-    #[error("the step is of {found} devices; the network has {endpoints}")]
+    #[error("the step is of {found} devices; the topology has {endpoints}")]
     Devices {
         /// Devices of the step, in all parts.
         found: u64,

@@ -51,6 +51,8 @@ def read_topology(text: str) -> _native.Topology:
     Raises:
         TopologyError: there is no such topology, or the file describes none.
     """
+    if not text:
+        raise TopologyError("a fabric has no name; expected one such as dragonfly:264, or a file")
     path = Path(text)
     if path.suffix.lower() in READERS:
         return read_network(path)

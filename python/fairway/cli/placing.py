@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fairway.cli.consoles import check_folder, note, results, working
 from fairway.cli.options import Json, Seed, grouped
-from fairway.errors import ConfigError, PlacementError
+from fairway.errors import PlacementError
 from fairway.interrupts import run_aside
 from fairway.placement import PATIENCE
 from fairway.settings import parse_duration, parse_size
@@ -117,21 +117,19 @@ def place_on_fabric(
     table: TableOptions,
 ) -> None:
     """Place a model on a fabric, and predict how long training takes, by simulation."""
-    from fairway.placement.placing import CutPlacement, is_closed_form, place_model
+    from fairway.placement.placing import CutPlacement, place_model
 
     request = _request(model, options)
-    if chakra is not None and is_closed_form(what):
-        raise ConfigError(f"--chakra does not apply to {what}; leave it out")
     check_folder(chakra)
     with working(f"placing {what} on {fabric}") as work:
         placed = run_aside(lambda: place_model(what, fabric, request, progress=work.update))
+    if chakra is not None:
+        run_aside(lambda: placed.write_step(chakra))
     if isinstance(placed, CutPlacement):
         bound = f"{placed.batch} samples a step; lower bound {_duration(placed.least_s)}"
         _show(placed, table, lambda shown: _table_of_cuts(f"{what} on {fabric}, {bound}", shown))
-        return
-    if chakra is not None:
-        run_aside(lambda: placed.write_step(chakra))
-    _show(placed, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
+    else:
+        _show(placed, table, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
     if placed.note:
         note(placed.note)
     if chakra is not None:
@@ -169,14 +167,14 @@ def _show(
 
 
 CUT_COLUMNS = (
-    "data", "tensor", "stages", "experts", "micro\nbatch", "recom-\npute", "step", "bubble",
-    "gradient\nsums", "memory\nGiB",
+    "data", "tensor", "stages", "ex-\nperts", "micro\nbatch", "recom-\npute", "simu-\nlated",
+    "closed\nform", "bubble", "gradient\nsums", "memory\nGiB",
 )  # fmt: skip
 CUT_MEANINGS = (
     "data: copies of the model. tensor: devices that share each layer. stages: of the pipeline. "
     "experts: copies that share the experts. micro batch: samples of a copy at a time. recompute: "
-    "activations are computed again for the gradients, not kept. bubble: time of a step in which "
-    "stages wait. gradient sums: time of a step in which copies add up gradients."
+    "activations are computed again for the gradients, not kept. simulated, closed form: time of a "
+    "step. bubble: time in which stages wait. gradient sums: time in which copies sum gradients."
 )
 
 
@@ -189,6 +187,7 @@ def _table_of_cuts(title: str, strategies: Sequence[Any]) -> Table:
         table.add_row(
             *map(str, counts),
             "yes" if cut.recomputes else "no",
+            "" if strategy.simulated_s is None else _duration(strategy.simulated_s),
             *map(_duration, times),
             f"{step.memory_bytes / 2**30:.1f}",
         )

@@ -1,4 +1,6 @@
-"""All strategies of data, tensor, pipeline and expert parallelism of a transformer, in closed form.
+"""All strategies of data, tensor, pipeline and expert parallelism of a transformer.
+
+Closed forms rank all of them; those at the front are lowered to step graphs and simulated.
 
 Source: Narayanan et al. 2021 (arXiv:2104.04473) for the four kinds of parallelism.
 """
@@ -6,19 +8,25 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473) for the four kinds of paralleli
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from fairway import _native
 from fairway.errors import PlacementError
 from fairway.placement.ranking import rank
+from fairway.placement.search import simulate_graph
 from fairway.placement.transformers import (
     Machine,
     Parallelism,
     Transformer,
     TransformerStep,
+    step_graph,
     step_time,
 )
 
-__all__ = ["Cut", "best_cuts", "least_s"]
+__all__ = ["SIMULATED", "Cut", "best_cuts", "least_s", "simulate_cuts"]
+
+SIMULATED = 16
+"""Number of strategies that are simulated: the fastest by closed forms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +35,18 @@ class Cut:
 
     Attributes:
         parallelism: degrees of parallelism.
-        step: predicted time of a step.
+        step: time of a step and its parts by closed forms, in seconds.
+        simulated_s: simulated time of a step; None if it was not simulated.
     """
 
     parallelism: Parallelism
     step: TransformerStep
+    simulated_s: float | None = None
 
     @property
     def step_s(self) -> float:
-        """Predicted time of a step."""
-        return self.step.total_s
+        """Predicted time of a step: as simulated, or else by closed forms."""
+        return self.step.total_s if self.simulated_s is None else self.simulated_s
 
     @property
     def memory_bytes(self) -> int:
@@ -64,6 +74,40 @@ def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) ->
             f"layers of {model.heads} heads"
         )
     return rank(candidates, lambda cut: Cut(cut, step_time(model, machine, cut)))
+
+
+def simulate_cuts(
+    model: Transformer,
+    machine: Machine,
+    interconnect: _native.Interconnect,
+    cuts: Sequence[Cut],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Cut]:
+    """Simulates the first :data:`SIMULATED` strategies; returns all, the simulated first.
+
+    A strategy whose step has too many nodes keeps its place behind those that were simulated.
+
+    Args:
+        model: the transformer.
+        machine: the machine, whose links are those of the interconnect.
+        interconnect: network between the devices.
+        cuts: strategies, the fastest by closed forms first.
+        progress: called with the number of strategies simulated, and the number of all to simulate.
+    """
+    simulated, others = [], []
+    front = cuts[:SIMULATED]
+    for number, cut in enumerate(front):
+        try:
+            graph = step_graph(model, machine, cut.parallelism)
+        except PlacementError:
+            others.append(cut)
+            continue
+        seconds = simulate_graph(graph, interconnect).seconds
+        simulated.append(dataclasses.replace(cut, simulated_s=seconds))
+        if progress is not None:
+            progress(number + 1, len(front))
+    return [*sorted(simulated, key=lambda cut: cut.step_s), *others, *cuts[SIMULATED:]]
 
 
 def _cuts(model: Transformer, devices: int, batch: int) -> Iterator[Parallelism]:

@@ -14,7 +14,7 @@ from fairway.errors import ConfigError, PlacementError
 from fairway.formats.chakra_steps import write_step
 from fairway.formats.flexflow import read_flexflow
 from fairway.formats.kineto import check_trace, of_pytorch
-from fairway.placement.cuts import Cut, best_cuts, least_s
+from fairway.placement.cuts import Cut, best_cuts, least_s, simulate_cuts
 from fairway.placement.graphs import OpGraph, of_flexflow
 from fairway.placement.models import DEVICES, MODELS, V100, Device, Model, transformer
 from fairway.placement.programs import of_program
@@ -25,7 +25,7 @@ from fairway.placement.search import (
     evaluate_strategy,
     search_strategies,
 )
-from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
+from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer, step_graph
 
 __all__ = [
     "CutPlacement",
@@ -44,6 +44,7 @@ SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabular
 """Default sizes of a transformer."""
 CUT_BATCH = 512
 """Default samples of a step of a transformer that is cut by closed forms."""
+_WHY = "the fastest by closed forms whose steps do not have too many nodes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +88,14 @@ class ModelPlacement:
         what: the model, as it was named.
         fabric: the fabric, likewise.
         strategies: with predicted times, the fastest first.
-        note: why not all strategies were evaluated; empty if all were.
+        interconnect: network between the devices.
+        note: why not all strategies were evaluated or simulated; empty if all were.
     """
 
     what: str
     fabric: str
     strategies: Sequence[PlacementStrategy] | Sequence[Cut]
+    interconnect: _native.Interconnect
     note: str = ""
 
     def __str__(self) -> str:
@@ -101,6 +104,23 @@ class ModelPlacement:
             f"{1e3 * self.strategies[0].step_s:.3f} ms a step at best"
         )
 
+    def step(self) -> _native.StepGraph:
+        """Returns the step of the fastest strategy, on all devices.
+
+        Raises:
+            PlacementError: the step has too many nodes.
+        """
+        raise NotImplementedError
+
+    def write_step(self, folder: Path) -> None:
+        """Writes the step of the fastest strategy as Chakra traces, one for each rank.
+
+        Raises:
+            OSError: the folder cannot be written.
+            PlacementError: the step has too many nodes.
+        """
+        write_step(folder, self.step())
+
 
 @dataclasses.dataclass(frozen=True)
 class SearchedPlacement(ModelPlacement):
@@ -108,43 +128,49 @@ class SearchedPlacement(ModelPlacement):
 
     Attributes:
         graph: operations of the model.
-        interconnect: network between the devices.
         bounds: bounds of the search.
     """
 
     strategies: Sequence[PlacementStrategy]
     _: dataclasses.KW_ONLY
     graph: OpGraph
-    interconnect: _native.Interconnect
     bounds: SearchBounds
 
-    def write_step(self, folder: Path) -> None:
-        """Writes the step of the fastest strategy as Chakra traces, one for each rank.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+    def step(self) -> _native.StepGraph:
+        """Returns the step of the fastest strategy, on all devices."""
         strategy = self.strategies[0].replication
         step = evaluate_strategy(
             self.graph, self.interconnect, strategy, self.bounds, whole=True
         ).graph
         assert step is not None
-        write_step(folder, step)
+        return step
 
 
 @dataclasses.dataclass(frozen=True)
 class CutPlacement(ModelPlacement):
-    """A transformer that was cut by data, layers, stages and experts, by closed forms.
+    """A transformer that was cut by data, layers, stages and experts.
 
     Attributes:
+        model: the transformer.
+        machine: what closed forms know of devices and network.
         batch: samples of a step.
         least_s: lower bound of a step: all products at the attained peak rate.
     """
 
     strategies: Sequence[Cut]
     _: dataclasses.KW_ONLY
+    model: Transformer
+    machine: Machine
     batch: int
     least_s: float
+
+    def step(self) -> _native.StepGraph:
+        """Returns the step of the fastest strategy, on all devices.
+
+        Raises:
+            PlacementError: the step has too many nodes.
+        """
+        return step_graph(self.model, self.machine, self.strategies[0].parallelism)
 
 
 def is_closed_form(what: str) -> bool:
@@ -175,7 +201,7 @@ def place_model(
         TopologyError: the fabric cannot be read.
     """
     if is_closed_form(what):
-        return _cut(what, fabric, request)
+        return _cut(what, fabric, request, progress)
     interconnect = read_topology(fabric).interconnect
     device = _device(request.device)
     graph, known = _read(what, request, device)
@@ -200,14 +226,19 @@ def place_model(
         what,
         fabric,
         strategies,
+        interconnect,
         "".join(notes),
         graph=graph,
-        interconnect=interconnect,
         bounds=bounds,
     )
 
 
-def _cut(what: str, fabric: str, request: PlacementRequest) -> CutPlacement:
+def _cut(
+    what: str,
+    fabric: str,
+    request: PlacementRequest,
+    progress: Callable[[int, int], object] | None,
+) -> CutPlacement:
     for name in ("curve", "profile", "device", "memory_bytes"):
         if getattr(request, name) is not None:
             option = name.removesuffix("_bytes")
@@ -218,7 +249,20 @@ def _cut(what: str, fabric: str, request: PlacementRequest) -> CutPlacement:
     batch = CUT_BATCH if request.batch is None else request.batch
     least = least_s(model, machine, interconnect.devices, batch)
     cuts = best_cuts(model, machine, interconnect.devices, batch)
-    return CutPlacement(what, fabric, cuts, batch=batch, least_s=least)
+    cuts = simulate_cuts(model, machine, interconnect, cuts, progress=progress)
+    count = sum(cut.simulated_s is not None for cut in cuts)
+    note = "" if count == len(cuts) else f"simulated {count} of {len(cuts)} strategies: {_WHY}"
+    return CutPlacement(
+        what,
+        fabric,
+        cuts,
+        interconnect,
+        note,
+        model=model,
+        machine=machine,
+        batch=batch,
+        least_s=least,
+    )
 
 
 def _batches(request: PlacementRequest, known: Curve) -> Curve:

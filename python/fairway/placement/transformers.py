@@ -23,6 +23,7 @@ __all__ = [
     "Transformer",
     "TransformerStep",
     "read_all_reduces",
+    "step_graph",
     "step_time",
 ]
 
@@ -177,6 +178,20 @@ def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> Transfo
     except ValueError as error:
         raise PlacementError(str(error)) from None
     return TransformerStep(*parts, memory)
+
+
+def step_graph(model: Transformer, machine: Machine, cut: Parallelism) -> _native.StepGraph:
+    """Returns the step of a parallelism strategy, on all devices.
+
+    Device ``(stage * data + copy) * tensor + part`` holds a part of the layers of a stage.
+
+    Raises:
+        PlacementError: the strategy does not divide the model, or its step has too many nodes.
+    """
+    try:
+        return machine.links.transformer_graph(model, machine.accelerator, cut, machine.reaches)
+    except ValueError as error:
+        raise PlacementError(str(error)) from None
 
 
 def read_all_reduces(path: str | os.PathLike[str]) -> list[tuple[float, float]]:

@@ -37,7 +37,7 @@ pub enum DeviceProblemError {
     #[error("there are no channels; expected one or more")]
     NoChannels,
     /// A channel does not join all devices.
-    #[error("the step is of {found} devices; the network joins {devices}")]
+    #[error("the step is of {found} devices; the topology has {devices}")]
     Devices {
         /// Devices of the step.
         found: u32,

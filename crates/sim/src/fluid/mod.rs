@@ -33,15 +33,11 @@ pub enum FluidError {
     #[error(transparent)]
     Model(#[from] OpError),
     /// The step is for another number of devices.
-    #[error(
-        "the step is for {found} devices, {parts} times as many in all; the fabric has {devices}"
-    )]
+    #[error("the step is of {found} devices; the topology has {devices}")]
     Devices {
-        /// Devices of one part of the step.
-        found: u32,
-        /// Number of parts.
-        parts: u32,
-        /// Devices of the fabric.
+        /// Devices of the step, in all parts.
+        found: u64,
+        /// Devices of the topology.
         devices: u32,
     },
     /// One part cannot represent all parts.
@@ -127,13 +123,10 @@ type Place = Reverse<(u64, Reverse<u32>)>;
 pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidReport, FluidError> {
     let order = graph.order()?;
     // A step for the whole fabric may leave some devices idle.
-    let fits = match graph.parts {
-        1 => graph.devices <= interconnect.devices,
-        parts => u64::from(graph.devices) * u64::from(parts) == u64::from(interconnect.devices),
-    };
-    if !fits {
-        let (found, parts) = (graph.devices, graph.parts);
-        return Err(FluidError::Devices { found, parts, devices: interconnect.devices });
+    let devices = interconnect.devices;
+    let found = u64::from(graph.devices) * u64::from(graph.parts);
+    if found > devices.into() || graph.parts > 1 && found != u64::from(devices) {
+        return Err(FluidError::Devices { found, devices });
     }
     let (found, of) = (graph.devices, interconnect.together());
     if graph.parts > 1 && !found.is_multiple_of(of) {
