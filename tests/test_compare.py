@@ -249,6 +249,10 @@ def test_reports_of_other_programs_are_refused(tmp_path: Path) -> None:
         invoke(str(path), "--report", str(tmp_path / "none.report"))
     with pytest.raises(ConfigError, match="is no captured program"):
         invoke(str(tmp_path / "step.report"))
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.fw"):
+        invoke(str(tmp_path / "none.fw"))
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.report"):
+        invoke(str(path), "--predicted", str(tmp_path / "none.report"))
 
 
 def capture(script: str, step: Path) -> str:

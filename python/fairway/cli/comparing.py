@@ -112,6 +112,9 @@ def compare_step(
             f"{what} is no captured program; expected a file that ends in .fw, or a step graph "
             "(.step) with a report that was --predicted"
         )
+    for given in (what, predicted):
+        if given is not None and not given.exists():
+            raise ConfigError(f"there is no file {given}")
     path = report or what.with_suffix(REPORT)
     if report is None and not path.exists():
         raise ConfigError(
