@@ -46,7 +46,13 @@ def fails(do):
 
 
 def pytest_configure() -> None:
-    """Restores the default handlers of ignored signals, so that processes under test get them."""
+    """Prepares the environment that processes under test inherit.
+
+    Restores the default handlers of ignored signals, so that these processes get them. XLA compiles
+    without its expensive optimizations, on hosts and in clients alike, as in JAX's own tests: half
+    of what the tests compute would be LLVM's work on programs that run for a millisecond.
+    """
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

@@ -288,7 +288,7 @@ class Store:
             outputs: list[Any] = [(dtype_of(dtype), shape, None)] * (2 if "two" in kind else 1)
             outputs += [(dtype_of("token"), (), None)] if kind == "token" else []
             self.numbers[key] = len(self.numbers) + 1
-            self.programs[self.numbers[key]] = self.backend.wrap(loaded, outputs)
+            self.programs[self.numbers[key]] = self.backend.wrap(loaded, "program", outputs)
         return self.numbers[key]
 
     def make(self, maker: str, dtype: str, shape: tuple[int, ...], layout: str, seed: int) -> int:

@@ -395,12 +395,16 @@ class Backend:
         return options
 
     def wrap(
-        self, loaded: Any, outputs: list[tuple[np.dtype[Any], tuple[int, ...], str | None]]
+        self,
+        loaded: Any,
+        name: str,
+        outputs: list[tuple[np.dtype[Any], tuple[int, ...], str | None]],
     ) -> Executable:
         """Prepares a loaded program for running.
 
         Args:
             loaded: jaxlib's executable.
+            name: of the program.
             outputs: element type, shard shape and memory kind of each result.
         """
         local = tuple(self._order[device.id] for device in loaded.local_devices())
@@ -410,7 +414,6 @@ class Backend:
             )
             for dtype, shape, memory in outputs
         ]
-        name = loaded.hlo_modules()[0].name
         return Executable(loaded, handlers, local, name)
 
     def zeros(self, program: Executable, index: int) -> Array:

@@ -14,6 +14,7 @@ from fairway.host import batches, ifrt_ir, inputs, messages, programs
 from fairway.host.backend import READING, Executable
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
+from fairway.host.compiled import CompiledPrograms, fingerprint
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
@@ -28,7 +29,8 @@ COMPILING = 8
 class Compiler:
     """Executes commands about programs.
 
-    One host of an island compiles and sends the serialized executable to the others.
+    One host of an island compiles and sends the serialized executable to the others. A host that
+    is alone compiles equal programs once.
 
     Attributes:
         programs: programs of one island, by number.
@@ -49,6 +51,7 @@ class Compiler:
         self.programs: dict[int, Executable | inputs.Feed] = {}
         self.inputs = inputs.HostInputs(host, modules)
         self.exchanges: dict[int, LoweredExchange] = {}
+        self._compiled = CompiledPrograms()
         self._backend = host.backend
         self._checker = checker
         self._host = host.number
@@ -73,13 +76,15 @@ class Compiler:
                 signature = programs.Signature(module)
                 description = inputs.find(module)
             begun = time.monotonic_ns()
-            if leads:
-                loaded = self._compile_first(module, command)
+            if not leads:
+                loaded, how = self._load_shared(module, command), "loads"
+            elif command.role.peers:
+                loaded, how = self._compile_first(module, command), "compiles"
             else:
-                loaded = self._load_shared(module, command)
+                loaded, how = self._compile_alone(module, command)
             wrapped, metadata = programs.describe(self._backend, loaded, signature, len(devices))
             if self._trace is not None:
-                self._trace.compiled(begun, wrapped.name, "compiles" if leads else "loads")
+                self._trace.compiled(begun, wrapped.name, how)
             if description is not None:
                 opening = (command, description, wrapped, metadata)
                 # Not in our thread pool: the imports are the user's, and may take long.
@@ -107,11 +112,20 @@ class Compiler:
         except Exception as error:
             self._report.failed(command.ticket, error_text(error))
 
+    def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
+        """Compiles a program of no other host, unless an equal one is known."""
+        key, size = fingerprint(module, command)
+        options, devices, grid = command.options, command.devices, command.grid
+        loaded, was_known = self._compiled.get(
+            key, size, lambda: self._backend.compile(module, options, devices, grid)
+        )
+        return loaded, "reuses" if was_known else "compiles"
+
     def _compile_first(self, module: Any, command: messages.Compile) -> Any:
         followers = command.role.peers
         try:
             loaded = self._backend.compile(module, command.options, command.devices, command.grid)
-            serialized = loaded.serialize() if followers else b""
+            serialized = loaded.serialize()
         except Exception as error:
             for follower in followers:
                 self._mover.send_failure(follower.host, follower.tag, error_text(error))

@@ -157,6 +157,7 @@ def describe(
     memories = list(kinds[0]) if kinds else [None] * len(results)
     executable = backend.wrap(
         loaded,
+        signature.name,
         [
             (dtype_of(dtype), shard_shape(shape, cut), memory)
             for (dtype, shape), cut, memory in zip(results, cuts, memories, strict=True)
