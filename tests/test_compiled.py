@@ -55,7 +55,7 @@ def test_names_and_locations_do_not_count() -> None:
         {"devices": [1]},
         {"debug": {"xla_backend_optimization_level": 1}},
     ],
-    ids=str,
+    ids=lambda changed: next(iter(changed)),
 )
 def test_all_else_counts(changed: dict[str, Any]) -> None:
     def found(**given: Any) -> str:
