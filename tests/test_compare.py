@@ -251,7 +251,7 @@ def test_reports_of_other_programs_are_refused(tmp_path: Path) -> None:
         invoke(str(tmp_path / "step.report"))
     with pytest.raises(ConfigError, match=r"there is no file .*none\.fw"):
         invoke(str(tmp_path / "none.fw"))
-    with pytest.raises(ConfigError, match=r"there is no file .*none\.report"):
+    with pytest.raises(ReportError, match=r"cannot read .*none\.report"):
         invoke(str(path), "--predicted", str(tmp_path / "none.report"))
 
 

@@ -4,75 +4,67 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 from conftest import Start, client, said
+
+from fairway.host import compiled
+from fairway.host.compiled import CompiledPrograms
+
+FINGERPRINTS = """
 from jax._src import compiler
 from jaxlib import _jax
+from fairway.host import messages
+from fairway.host.compiled import fingerprint
 
-from fairway.host import compiled, messages
-from fairway.host.compiled import CompiledPrograms, fingerprint
-
-
-def key_of(function: Callable[..., Any], *arguments: Any, **given: Any) -> str:
-    """The fingerprint of a function that JAX lowers, on devices 0 of a grid of one."""
+def compile_options(**debug):
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
-    for name, value in given.pop("debug", {}).items():
+    for name, value in debug.items():
         setattr(options.executable_build_options.debug_options, name, value)
-    devices, grid = given.pop("devices", [0]), given.pop("grid", (1, 1))
-    lowered = jax.jit(function, **given).lower(*arguments)
-    role = messages.CompileRole(True, [])
-    command = messages.Compile(1, 1, b"", options.SerializeAsString(), devices, grid, role)
+    return options.SerializeAsString()
+
+def doubled(x):
+    return jnp.tanh(x) * 2
+
+def key(function=doubled, shape=(4, 3), dtype=np.float32, devices=(0,), debug={}, **given):
+    lowered = jax.jit(function, **given).lower(np.ones(shape, dtype))
+    command = messages.Compile(1, 1, b"", compile_options(**debug), list(devices), (1, 1),
+                               messages.CompileRole(True, []))
     return fingerprint(lowered.compiler_ir("stablehlo"), command)[0]
+"""
+"""Fingerprints of functions that JAX lowers, for device 0 in a grid of one."""
 
 
-def test_names_and_locations_do_not_count() -> None:
-    ones = jnp.ones((4, 3))
+def test_fingerprints_are_of_what_is_computed() -> None:
+    code = """
+def other(y):
+    above = jnp.tanh(y)
 
-    def one(x: Any) -> Any:
-        return jnp.tanh(x) * 2
+    return above * 2
 
-    def other(y: Any) -> Any:
-        doubled = jnp.tanh(y)
-
-        return doubled * 2
-
-    assert key_of(one, ones) == key_of(other, ones)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"function": lambda x: jnp.tanh(x) * 3},
-        {"shape": (3, 4)},
-        {"dtype": jnp.int32},
-        {"donate_argnums": 0},
-        {"devices": [1]},
-        {"debug": {"xla_backend_optimization_level": 1}},
-    ],
-    ids=lambda changed: next(iter(changed)),
+say("same", keys=[key(), key(), key(other), key(lambda z: 2 * jnp.tanh(z) if False else other(z))])
+changed = dict(
+    function=dict(function=lambda x: jnp.tanh(x) * 3),
+    shape=dict(shape=(3, 4)),
+    dtype=dict(dtype=np.float16),
+    donated=dict(donate_argnums=0),
+    devices=dict(devices=(1,)),
+    options=dict(debug=dict(xla_cpu_enable_fast_math=True)),
 )
-def test_all_else_counts(changed: dict[str, Any]) -> None:
-    def found(**given: Any) -> str:
-        function = given.pop("function", lambda x: jnp.tanh(x) * 2)
-        shape, dtype = given.pop("shape", (4, 3)), given.pop("dtype", jnp.float32)
-        return key_of(function, jnp.ones(shape, dtype), **given)
-
-    assert found() != found(**changed)
-    assert found(**changed) == found(**changed)
-
-
-def test_maps_among_options_are_written_in_one_order() -> None:
-    """Protocol buffers write them in any order; what is parsed is written alike each time."""
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
-    written = options.SerializeAsString()
-    again = {_jax.CompileOptions.ParseFromString(written).SerializeAsString() for _ in range(20)}
-    assert len(again) == 1
+say("changed", keys={name: [key(**given), key(**given)] for name, given in changed.items()})
+# Protocol buffers write maps in any order; what was parsed is written alike each time.
+written = {_jax.CompileOptions.ParseFromString(compile_options()).SerializeAsString()
+           for _ in range(20)}
+say("options", written=len(written))
+"""
+    ended = client(None, FINGERPRINTS + code, environment={"JAX_PLATFORMS": "cpu"})
+    [same] = set(said(ended.stdout, "same")["keys"])
+    changed = said(ended.stdout, "changed")["keys"]
+    assert all(first == second for first, second in changed.values())
+    assert len({same, *(first for first, _ in changed.values())}) == 1 + len(changed)
+    assert said(ended.stdout, "options")["written"] == 1
 
 
 class Executable:

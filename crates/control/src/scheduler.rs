@@ -233,7 +233,7 @@ impl GangScheduler {
 
     /// Submits a gang and dispatches it once it is ready. Members on lost hosts are dropped.
     pub fn submit(&mut self, wanted: LaunchRequest, out: &mut Out) {
-        let LaunchRequest { client, executable, stretch, mut members, expected, inputs } = wanted;
+        let LaunchRequest { client, executable, position, mut members, expected, inputs } = wanted;
         members.retain(|member| self.hosts[member.host.0 as usize].lost.is_none());
         let mut islands: SmallVec<[IslandId; 2]> = SmallVec::new();
         for member in &members {
@@ -244,7 +244,7 @@ impl GangScheduler {
         }
         let expected = expected.max(Nanos(1)); // nonzero, as the factor multiplies it
         let gang =
-            Gang { client, executable, stretch, members, islands, expected, inputs, first: 0 };
+            Gang { client, executable, position, members, islands, expected, inputs, first: 0 };
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {

@@ -45,7 +45,7 @@ pub(crate) struct Member {
 pub(crate) struct LaunchRequest {
     pub client: ClientId,
     pub executable: ExecutableId,
-    pub stretch: SegmentPosition,
+    pub position: SegmentPosition,
     pub members: SmallVec<[Member; 2]>,
     /// Estimated run time, without measurements of the program.
     pub expected: Nanos,

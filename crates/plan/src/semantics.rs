@@ -125,7 +125,7 @@ fn exchange_fault<'a>(
 
 /// An interval of one rank's vector.
 #[derive(Clone, Default)]
-struct Stretch {
+struct Interval {
     holds: u128,
     /// The last motif that has overwritten it; and since then, the motifs that have added to it, and
     /// those that have read it.
@@ -139,7 +139,7 @@ struct Vectors {
     /// Where intervals begin, and the end of the last one.
     cuts: Vec<u64>,
     /// Intervals by rank.
-    stretches: Vec<Vec<Stretch>>,
+    intervals: Vec<Vec<Interval>>,
     marks: Vec<u128>,
 }
 
@@ -157,12 +157,12 @@ impl Vectors {
         let marks: Vec<u128> = (0..ranks).map(|_| mark()).collect();
         let gathers = matches!(collective.kind(), CollectiveKind::AllGather);
         let has = |rank: u32, at: u64| !gathers || collective.block(rank).contains(&at);
-        let of = |rank: u32| -> Vec<Stretch> {
+        let of = |rank: u32| -> Vec<Interval> {
             let holds = |&at: &u64| if has(rank, at) { marks[rank as usize] } else { UNKNOWN };
             let starts = cuts[..cuts.len() - 1].iter();
-            starts.map(|at| Stretch { holds: holds(at), ..Stretch::default() }).collect()
+            starts.map(|at| Interval { holds: holds(at), ..Interval::default() }).collect()
         };
-        Self { stretches: (0..ranks).map(of).collect(), cuts, marks }
+        Self { intervals: (0..ranks).map(of).collect(), cuts, marks }
     }
 
     fn range(&self, start: u64, count: u64) -> std::ops::Range<usize> {
@@ -178,38 +178,38 @@ impl Vectors {
         for transfer in round {
             let (source, target) = (transfer.source as usize, transfer.target as usize);
             for at in self.range(transfer.read, transfer.count) {
-                let stretch = &mut self.stretches[source][at];
-                let mut others = stretch.replaced.iter().chain(&stretch.added);
+                let interval = &mut self.intervals[source][at];
+                let mut others = interval.replaced.iter().chain(&interval.added);
                 if let Some(&other) = others.find(|other| is_free(other)) {
                     return Some(other);
                 }
-                if stretch.read.last() != Some(&motif) {
-                    stretch.read.push(motif);
+                if interval.read.last() != Some(&motif) {
+                    interval.read.push(motif);
                 }
-                moved.push((target, at, stretch.holds, transfer.sums));
+                moved.push((target, at, interval.holds, transfer.sums));
             }
         }
         for (target, at, value, sums) in moved {
-            let stretch = &mut self.stretches[target][at];
-            let mut others = stretch.replaced.iter().chain(&stretch.read);
+            let interval = &mut self.intervals[target][at];
+            let mut others = interval.replaced.iter().chain(&interval.read);
             if let Some(&other) = others.find(|other| is_free(other)) {
                 return Some(other);
             }
             if !sums {
-                if let Some(&other) = stretch.added.iter().find(|other| is_free(other)) {
+                if let Some(&other) = interval.added.iter().find(|other| is_free(other)) {
                     return Some(other);
                 }
-                *stretch = Stretch { holds: value, replaced: Some(motif), ..Stretch::default() };
+                *interval = Interval { holds: value, replaced: Some(motif), ..Interval::default() };
                 continue;
             }
-            let mut others = stretch.added.iter();
+            let mut others = interval.added.iter();
             if let Some(&other) = others.find(|&&other| !order.is_apart(other, motif)) {
                 return Some(other);
             }
-            if stretch.added.last() != Some(&motif) {
-                stretch.added.push(motif);
+            if interval.added.last() != Some(&motif) {
+                interval.added.push(motif);
             }
-            stretch.holds = stretch.holds.wrapping_add(value);
+            interval.holds = interval.holds.wrapping_add(value);
         }
         None
     }
@@ -240,8 +240,8 @@ impl Vectors {
         let all = self.marks.iter().fold(0_u128, |all, mark| all.wrapping_add(*mark));
         for rank in 0..collective.ranks() {
             let result = collective.result(rank);
-            for stretch in self.range(result.start, result.end - result.start) {
-                let at = self.cuts[stretch];
+            for interval in self.range(result.start, result.end - result.start) {
+                let at = self.cuts[interval];
                 let expected = match collective.kind() {
                     CollectiveKind::AllReduce
                     | CollectiveKind::ReduceScatter
@@ -254,7 +254,7 @@ impl Vectors {
                     }
                     CollectiveKind::AllToAll { .. } => return None,
                 };
-                if self.stretches[rank as usize][stretch].holds != expected {
+                if self.intervals[rank as usize][interval].holds != expected {
                     return Some(format!("leaves something else in element {at} of rank {rank}"));
                 }
             }

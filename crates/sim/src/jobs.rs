@@ -176,7 +176,7 @@ impl Sharing<'_> {
         if count > self.free {
             return false;
         }
-        let stretches = match self.room {
+        let ranges = match self.room {
             DevicePool::Any => self.any(count),
             DevicePool::Neighbours => {
                 self.neighbours(count).map_or(Vec::new(), |first| vec![(first, count)])
@@ -186,10 +186,10 @@ impl Sharing<'_> {
                 vec![(found.unwrap_or_else(|| self.close_ranks(count, now, delay)), count)]
             }
         };
-        if stretches.is_empty() {
+        if ranges.is_empty() {
             return false;
         }
-        for (first, count) in stretches {
+        for (first, count) in ranges {
             self.placed.insert(first, Placed { job, count, from: now });
         }
         self.free -= count;
@@ -233,7 +233,7 @@ impl Sharing<'_> {
             left -= taken;
             (first, taken)
         };
-        self.holes().into_iter().map(take).filter(|stretch| stretch.1 > 0).collect()
+        self.holes().into_iter().map(take).filter(|range| range.1 > 0).collect()
     }
 
     /// Compacts jobs to one side of a hole until `count` contiguous devices are free, and returns the

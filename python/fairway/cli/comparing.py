@@ -103,30 +103,17 @@ def compare_step(
     from fairway.analysis.comparing import compare, compare_reports
     from fairway.capture import read
     from fairway.placement.reading import read_graph
-    from fairway.report.measured import STEPS_MIN
     from fairway.report.steps import StepReport
 
     files.check()
-    if what.suffix != ".fw" and (what.suffix != ".step" or predicted is None):
-        raise ConfigError(
-            f"{what} is no captured program; expected a file that ends in .fw, or a step graph "
-            "(.step) with a report that was --predicted"
-        )
-    for given in (what, predicted):
-        if given is not None and not given.exists():
-            raise ConfigError(f"there is no file {given}")
-    path = report or what.with_suffix(REPORT)
-    if report is None and not path.exists():
-        raise ConfigError(
-            f"{what} has no measured report, {path}; capture a script that repeats its last step "
-            f"at least {STEPS_MIN} times"
-        )
+    forecast = None if predicted is None else StepReport.read(predicted)
+    path = _measured_report(what, report, predicted)
 
     def act() -> Comparison:
         measured = StepReport.read(path)
-        if predicted is None:
+        if forecast is None:
             return compare(read(what), measured)
-        return compare_reports(read_graph(what), measured, StepReport.read(predicted))
+        return compare_reports(read_graph(what), measured, forecast)
 
     with working(f"simulating {what}" if predicted is None else f"comparing {what}"):
         found = run_aside(act)
@@ -179,6 +166,30 @@ def _distribution(found: Comparison) -> str:
             f"{near:.0%} of the time is in nodes within {NEAR:.0%}"
         )
     return "\n".join(lines)
+
+
+def _measured_report(what: Path, report: Path | None, predicted: Path | None) -> Path:
+    """Returns the file of the measured report.
+
+    Raises:
+        ConfigError: the program or its report is not there, or cannot be compared.
+    """
+    from fairway.report.measured import STEPS_MIN
+
+    if what.suffix != ".fw" and (what.suffix != ".step" or predicted is None):
+        raise ConfigError(
+            f"{what} is no captured program; expected a file that ends in .fw, or a step graph "
+            "(.step) with a report that was --predicted"
+        )
+    if not what.exists():
+        raise ConfigError(f"there is no file {what}")
+    path = report or what.with_suffix(REPORT)
+    if report is None and not path.exists():
+        raise ConfigError(
+            f"{what} has no measured report, {path}; capture a script that repeats its last step "
+            f"at least {STEPS_MIN} times"
+        )
+    return path
 
 
 def _figures(found: Comparison) -> dict[str, object]:

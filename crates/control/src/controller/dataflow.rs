@@ -241,7 +241,7 @@ impl Controller {
                 let devices = place.map_or(0, |place| executable.host_devices[place]);
                 Member { host, devices, command }
             };
-            let stretch = match number {
+            let position = match number {
                 _ if last == 0 => SegmentPosition::Whole,
                 0 => SegmentPosition::First,
                 _ if number == last => SegmentPosition::Last,
@@ -250,7 +250,7 @@ impl Controller {
             self.submit(LaunchRequest {
                 client,
                 executable: executable.id,
-                stretch,
+                position,
                 members: segment.steps.iter().map(member).collect(),
                 expected: segment.expected,
                 inputs: segment.inputs.clone(),

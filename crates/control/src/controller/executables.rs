@@ -300,7 +300,7 @@ impl Controller {
         self.submit(LaunchRequest {
             client,
             executable: executable.id,
-            stretch: SegmentPosition::Whole,
+            position: SegmentPosition::Whole,
             members: executable.members(&launch),
             expected: executable.expected_time(),
             inputs: executable.compiled.input.into_iter().collect(),
@@ -326,7 +326,7 @@ impl Controller {
         self.submit(LaunchRequest {
             client,
             executable: executable.id,
-            stretch: SegmentPosition::Whole,
+            position: SegmentPosition::Whole,
             members: executable.members(&exchange),
             expected: Nanos(0),
             inputs: SmallVec::new(),

@@ -18,7 +18,7 @@ const UNKNOWN: Nanos = Nanos(1_000_000);
 impl GangScheduler {
     /// Issues a gang to all its hosts and charges its client.
     pub(super) fn issue_gang(&mut self, gang: Gang, out: &mut Out) {
-        let Gang { client, executable, stretch, expected, .. } = gang;
+        let Gang { client, executable, position, expected, .. } = gang;
         self.inputs.take(&gang.inputs);
         // A gang queued before its program was measured is charged by the measurement.
         let factor = self.run_times.factor(executable);
@@ -58,7 +58,7 @@ impl GangScheduler {
             }
             self.memory.on_dispatch(host, command, out);
         }
-        if stretch == SegmentPosition::Last {
+        if position == SegmentPosition::Last {
             self.memory.end_segmented(client);
         }
     }
@@ -117,7 +117,7 @@ impl GangScheduler {
             let gang = &self.gangs[&id];
             let hosts = || gang.members.iter().map(|member| member.host);
             let overtakes = hosts().any(|host| kept.contains(&host))
-                || gang.stretch == SegmentPosition::First
+                || gang.position == SegmentPosition::First
                     && hosts().any(|host| short.contains(&host));
             let is_missing = !self.inputs.have(&gang.inputs) || self.is_delayed(gang);
             if overtakes || self.is_held(gang.client) || is_missing {

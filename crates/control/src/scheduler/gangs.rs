@@ -17,7 +17,7 @@ pub(super) type Gangs = FxHashMap<u64, Gang>;
 pub(super) struct Gang {
     pub client: ClientId,
     pub executable: ExecutableId,
-    pub stretch: SegmentPosition,
+    pub position: SegmentPosition,
     pub members: SmallVec<[Member; 2]>,
     pub islands: SmallVec<[IslandId; 2]>,
     pub expected: Nanos,
@@ -49,11 +49,11 @@ impl Gang {
 pub(super) fn begun(gangs: &Gangs, client: ClientId) -> BTreeSet<u64> {
     let of_client = gangs.iter().filter(|(_, gang)| gang.client == client);
     let mut found: Vec<(u64, SegmentPosition)> =
-        of_client.map(|(&id, gang)| (id, gang.stretch)).collect();
+        of_client.map(|(&id, gang)| (id, gang.position)).collect();
     found.sort_unstable_by_key(|gang| gang.0);
     // The segments of a run are consecutive, and all of them are queued at once.
     let mut has_first_left = true;
-    found.retain(|(_, stretch)| match stretch {
+    found.retain(|(_, position)| match position {
         SegmentPosition::Whole => false,
         SegmentPosition::First => {
             has_first_left = false;

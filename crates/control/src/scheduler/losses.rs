@@ -91,7 +91,7 @@ impl GangScheduler {
         if gang.members.is_empty() {
             queues.ready.remove(&id);
             if let Some(gang) = self.gangs.remove(&id)
-                && gang.stretch == SegmentPosition::Last
+                && gang.position == SegmentPosition::Last
             {
                 self.memory.end_segmented(client);
             }

@@ -59,8 +59,8 @@ fn member(host: u32, command: Command) -> Member {
 }
 
 fn wanted(client: u64, executable: ExecutableId, members: SmallVec<[Member; 2]>) -> LaunchRequest {
-    let (client, stretch, inputs) = (ClientId(client), SegmentPosition::Whole, smallvec![]);
-    LaunchRequest { client, executable, stretch, members, expected: Nanos(0), inputs }
+    let (client, position, inputs) = (ClientId(client), SegmentPosition::Whole, smallvec![]);
+    LaunchRequest { client, executable, position, members, expected: Nanos(0), inputs }
 }
 
 fn submit(scheduler: &mut GangScheduler, client: u64, hosts: &[u32], out: &mut Out) {
@@ -491,10 +491,10 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let mut out = Out::new();
     let client = ClientId(1);
     let submit =
-        |scheduler: &mut GangScheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
+        |scheduler: &mut GangScheduler, out: &mut Out, position, steps: std::ops::Range<u32>| {
             let members = smallvec![member(0, run(client.0, steps))];
             let wanted = wanted(client.0, ExecutableId(client.0), members);
-            scheduler.submit(LaunchRequest { stretch, ..wanted }, out);
+            scheduler.submit(LaunchRequest { position, ..wanted }, out);
         };
     // The first segment is dispatched; with a window of one, all else waits for its end.
     submit(&mut scheduler, &mut out, SegmentPosition::First, 0..1);
