@@ -160,6 +160,19 @@ say("sum", of=NAME(x).tolist())
     assert not [name for name in done if name == "compiles jit_two"]
 
 
+def test_generators_of_random_numbers_are_not_shared(start: Start) -> None:
+    """Each executable of ``rng_uniform`` has a generator of its own, as in plain JAX."""
+    run = start("1x1x1")
+    code = """
+def draw():
+    function = jax.jit(lambda low: jax.lax.rng_uniform(low, 1.0, shape=(3,)))
+    return [function(jnp.float32(0)).tolist() for _ in range(2)]
+say("drawn", first=draw(), second=draw())
+"""
+    plain = client(None, code, environment={"JAX_PLATFORMS": "cpu"})
+    assert said(client(run, code).stdout, "drawn") == said(plain.stdout, "drawn")
+
+
 def test_programs_of_one_shape_are_told_apart(start: Start) -> None:
     """A hundred programs that differ in one constant give a hundred results."""
     run = start("1x1x1")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import fairway
 from fairway import _native
 from fairway.analysis.topologies import read_topology
-from fairway.errors import CapacityError, PlacementError
+from fairway.errors import CapacityError, ConfigError, PlacementError
 from fairway.placement.cuts import SIMULATED, best_cuts, least_s
 from fairway.placement.placing import CutPlacement
 from fairway.placement.search import simulate_graph
@@ -132,6 +133,44 @@ def test_stages_hold_as_many_microbatches_as_there_are_stages_behind() -> None:
         begun[device] += 1 if name.startswith("forward") else -1
         most[device] = max(most[device], begun[device])
     assert most == {0: 4, 1: 3, 2: 2, 3: 1}
+
+
+def test_dependencies_grow_with_the_devices() -> None:
+    """A device sends after its own all-to-all, not after those of all devices of its copy."""
+
+    def edges(tensor: int) -> int:
+        model = Transformer(2, 4096, 4096, 16, experts=2)
+        cut = Parallelism(2, tensor, 2, 1, 2, expert=2)
+        graph = step_graph(model, machine(f"elect-flat:{4 * tensor}"), cut)
+        return sum(len(node.after) for node in graph.nodes)
+
+    assert edges(512) < 2.2 * edges(256)
+
+
+def test_many_messages_between_experts_are_left_to_closed_forms() -> None:
+    model = Transformer(8, 1024, 8, 512, experts=64, active=54)
+    with pytest.raises(PlacementError, match="nodes; expected at most"):
+        step_graph(model, machine("elect-flat:64"), Parallelism(64, 1, 1, 1, 4096, expert=64))
+
+
+@pytest.mark.parametrize("batch", [0, -4, 1 << 31, 10**30, 2.5, "64"])
+@pytest.mark.parametrize("what", ["gpt:layers=4", "resnet50"])
+def test_batches_that_are_none_are_refused(what: str, batch: Any) -> None:
+    with pytest.raises(ConfigError, match="expected 1 to 2147483647 samples"):
+        fairway.place(what, "elect-flat:8", fairway.PlacementRequest(batch=batch))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ("experts=8,active=9", "routed to 9 of 8 experts"),
+        ("layers=3,layers=4", "each at most once"),
+        ("layers=\N{ARABIC-INDIC DIGIT THREE}", "expected NAME=NUMBER"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(sizes: str, says: str) -> None:
+    with pytest.raises(PlacementError, match=says):
+        fairway.place(f"gpt:{sizes}", "elect-flat:8")
 
 
 def test_a_step_of_too_many_nodes_is_left_to_closed_forms() -> None:

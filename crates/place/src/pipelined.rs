@@ -20,8 +20,10 @@ use crate::transformer::{
     Accelerator, PER_GRADIENT, Parallelism, Parts, Transformer, TransformerError, check,
 };
 
-/// Maximum number of nodes of a step.
+/// Maximum number of nodes of a step; each message of an all-to-all counts as [`MESSAGE`] more.
 const NODES_MAX: u64 = 1 << 18;
+/// What a message of an all-to-all costs to simulate, in nodes.
+const MESSAGE: u64 = 2;
 
 /// Returns the step of a model under a strategy. O(copies · stages · microbatches · tensor
 /// parallelism).
@@ -80,11 +82,13 @@ pub fn parallel_step(
     Ok(lowering.step)
 }
 
-/// Most nodes that a step has.
+/// Most nodes that a step has, with the messages of all-to-alls.
 fn nodes_of(cut: &Parallelism) -> u64 {
     let [data, tensor, pipeline] = [cut.data, cut.tensor, cut.pipeline].map(u64::from);
-    // Of a copy: computation, all-reduce, all-to-alls, and transfers to the next stage.
-    let each = 2 + tensor + if pipeline > 1 { tensor } else { 0 };
+    let expert = u64::from(cut.expert);
+    // Of a copy: computation, all-reduce, its part of all-to-alls, and transfers to the next stage.
+    let exchanged = if expert > 1 { tensor * (1 + MESSAGE * (expert - 1)) } else { 0 };
+    let each = 2 + exchanged + if pipeline > 1 { tensor } else { 0 };
     let of_passes = data * pipeline * 2 * u64::from(cut.micro_batches());
     of_passes.saturating_mul(each).saturating_add(pipeline * (tensor + data))
 }
@@ -170,8 +174,13 @@ fn one_f_one_b(cut: &Parallelism, stage: u32) -> Vec<Pass> {
     passes
 }
 
-/// Nodes after which something begins, by copy.
+/// Nodes after which something begins, by copy: one of all its devices, or one of each.
 type After = Vec<Vec<Dependency>>;
+
+/// Returns the node of a device of a copy, among those of the copy.
+fn of_part(after: &[Dependency], part: u32) -> Dependency {
+    if after.len() == 1 { after[0] } else { after[part as usize] }
+}
 
 struct Lowering<'a> {
     cut: &'a Parallelism,
@@ -289,7 +298,7 @@ impl Lowering<'_> {
             let transfers = (0..cut.tensor).map(|part| {
                 let (source, target) = (self.device(from, copy, part), self.device(to, copy, part));
                 let op = StepOp::Transfer { source, target, size };
-                Dependency::on(self.step.add(name.clone(), op, after))
+                Dependency::on(self.step.add(name.clone(), op, &[of_part(after, part)]))
             });
             arrived.push(transfers.collect());
         }
@@ -303,8 +312,9 @@ impl Lowering<'_> {
             let ended = self.done[stage as usize].take().unwrap_or_default();
             let mut sums: Vec<Dependency> = Vec::new();
             if self.cut.data > 1 {
-                let after: Vec<Dependency> = ended.iter().flatten().copied().collect();
                 for part in 0..self.cut.tensor {
+                    let after: Vec<Dependency> =
+                        ended.iter().map(|of_copy| of_part(of_copy, part)).collect();
                     let devices: Devices =
                         (0..self.cut.data).map(|copy| self.device(stage, copy, part)).collect();
                     let sum = StepOp::collective(Collective::all_reduce, devices, size)?;

@@ -73,11 +73,15 @@ class Checker:
     It forks them from a process that was itself forked from this one, and so must be made while
     this process has no other threads that hold locks.
 
-    Args:
+    Attributes:
         custom_calls: targets that programs may call besides those that are known.
+
+    Args:
+        custom_calls: the same.
     """
 
     def __init__(self, custom_calls: Collection[str] = ()) -> None:
+        self.custom_calls = frozenset(custom_calls)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         process = os.fork()
         if process == 0:

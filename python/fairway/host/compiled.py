@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,12 +20,12 @@ from jaxlib.mlir import ir, passmanager
 from fairway.host.backend import READING
 from fairway.host.messages import Compile
 
-__all__ = ["CompiledPrograms", "fingerprint"]
+__all__ = ["CompiledPrograms", "fingerprint", "has_state"]
 
 COUNT_MAX = 256
 """Maximum number of executables that are kept after their programs were freed."""
 BYTES_MAX = 64 << 20
-"""Maximum size of those, each by its code or its bytecode, whichever is larger."""
+"""Maximum size of those, each by its bytecode, or by its code where the platform knows that."""
 WITHOUT_LOCATIONS = "builtin.module(strip-debuginfo)"
 
 
@@ -46,6 +46,32 @@ def fingerprint(module: Any, command: Compile) -> tuple[str, int]:
     found = hashlib.sha256(bytecode)
     found.update(repr((options, command.devices, command.grid)).encode())
     return found.hexdigest(), len(bytecode)
+
+
+def has_state(module: Any, custom_calls: Collection[str]) -> bool:
+    """Does an executable of a program have state, so that it must not be shared?
+
+    ``stablehlo.rng`` draws from a generator of the executable's own, and custom calls of a module
+    of the owner's may keep what they like.
+
+    Args:
+        module: the program.
+        custom_calls: targets of the owner's custom calls.
+    """
+    found = False
+
+    def visit(operation: Any) -> Any:
+        nonlocal found
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            found = target in custom_calls
+        else:
+            found = operation.name == "stablehlo.rng"
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    with READING, module.context:
+        module.operation.walk(visit)
+    return found
 
 
 class CompiledPrograms:

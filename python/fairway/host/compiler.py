@@ -14,7 +14,7 @@ from fairway.host import batches, ifrt_ir, inputs, messages, programs
 from fairway.host.backend import READING, Executable
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
-from fairway.host.compiled import CompiledPrograms, fingerprint
+from fairway.host.compiled import CompiledPrograms, fingerprint, has_state
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
@@ -114,11 +114,15 @@ class Compiler:
 
     def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
         """Compiles a program of no other host, unless an equal one is known."""
+
+        def compile_program() -> Any:
+            options, devices, grid = command.options, command.devices, command.grid
+            return self._backend.compile(module, options, devices, grid)
+
+        if has_state(module, self._checker.custom_calls):
+            return compile_program(), "compiles"
         key, size = fingerprint(module, command)
-        options, devices, grid = command.options, command.devices, command.grid
-        loaded, was_known = self._compiled.get(
-            key, size, lambda: self._backend.compile(module, options, devices, grid)
-        )
+        loaded, was_known = self._compiled.get(key, size, compile_program)
         return loaded, "reuses" if was_known else "compiles"
 
     def _compile_first(self, module: Any, command: messages.Compile) -> Any:

@@ -84,9 +84,9 @@ def simulate_cuts(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Cut]:
-    """Simulates the first :data:`SIMULATED` strategies; returns all, the simulated first.
+    """Simulates the first :data:`SIMULATED` strategies that can be; returns all, those first.
 
-    A strategy whose step has too many nodes keeps its place behind those that were simulated.
+    A strategy whose step is too large keeps its place behind those that were simulated.
 
     Args:
         model: the transformer.
@@ -95,19 +95,23 @@ def simulate_cuts(
         cuts: strategies, the fastest by closed forms first.
         progress: called with the number of strategies simulated, and the number of all to simulate.
     """
-    simulated, others = [], []
-    front = cuts[:SIMULATED]
-    for number, cut in enumerate(front):
+    simulated: list[Cut] = []
+    others: list[Cut] = []
+    count = min(SIMULATED, len(cuts))
+    for cut in cuts:
+        if len(simulated) == count:
+            others.append(cut)
+            continue
         try:
             graph = step_graph(model, machine, cut.parallelism)
-        except PlacementError:
+        except PlacementError:  # it is too large to be simulated
             others.append(cut)
             continue
         seconds = simulate_graph(graph, interconnect).seconds
         simulated.append(dataclasses.replace(cut, simulated_s=seconds))
         if progress is not None:
-            progress(number + 1, len(front))
-    return [*sorted(simulated, key=lambda cut: cut.step_s), *others, *cuts[SIMULATED:]]
+            progress(len(simulated), count)
+    return [*sorted(simulated, key=lambda cut: cut.step_s), *others]
 
 
 def _cuts(model: Transformer, devices: int, batch: int) -> Iterator[Parallelism]:

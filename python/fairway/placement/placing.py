@@ -42,9 +42,11 @@ BATCHES = tuple(2**n for n in range(11))
 """Samples per copy of the model for which models are described."""
 SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
 """Default sizes of a transformer."""
+BATCH_MAX = (1 << 31) - 1
+"""Maximum samples of a step."""
 CUT_BATCH = 512
 """Default samples of a step of a transformer that is cut by closed forms."""
-_WHY = "the fastest by closed forms whose steps do not have too many nodes"
+_WHY = "the fastest by closed forms whose steps are not too large"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +202,10 @@ def place_model(
         CapacityError: no strategy fits in memory.
         TopologyError: the fabric cannot be read.
     """
+    if request.batch is not None and not (
+        isinstance(request.batch, int) and 1 <= request.batch <= BATCH_MAX
+    ):
+        raise ConfigError(f"a batch is {request.batch!r}; expected 1 to {BATCH_MAX} samples")
     if is_closed_form(what):
         return _cut(what, fabric, request, progress)
     interconnect = read_topology(fabric).interconnect
@@ -313,13 +319,14 @@ def _read(what: str, request: PlacementRequest, device: Device | None) -> tuple[
 
 def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
     """Reads the sizes of a transformer; missing ones take the values of ``usual``."""
-    sizes = dict(usual)
+    sizes, left = dict(usual), set(usual)
     for one in filter(None, given.split(",")):
         key, _, value = one.partition("=")
-        if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
+        if key not in left or not re.fullmatch(r"[0-9]{1,9}", value):
             raise PlacementError(
                 f"cannot read {one!r} as a size of a transformer; expected NAME=NUMBER with one of "
-                f"{', '.join(sizes)}"
+                f"{', '.join(sizes)}, each at most once"
             )
+        left.remove(key)
         sizes[key] = int(value)
     return sizes

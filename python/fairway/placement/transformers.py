@@ -54,7 +54,8 @@ class Transformer:
         """Checks the sizes.
 
         Raises:
-            PlacementError: a size is below 1, or the heads do not divide ``hidden``.
+            PlacementError: a size is below 1, the heads do not divide ``hidden``, or tokens are
+                routed to more experts than there are.
         """
         if min(dataclasses.astuple(self)) < 1 or self.hidden % self.heads:
             experts = f" and {self.experts} experts" if self.experts != 1 else ""
@@ -62,6 +63,11 @@ class Transformer:
                 f"a transformer of {self.layers} layers, {self.hidden} numbers in {self.heads} "
                 f"heads, {self.sequence} tokens of {self.vocabulary}{experts} cannot be; expected "
                 "at least one of each, and whole heads"
+            )
+        if self.active > self.experts:
+            raise PlacementError(
+                f"a token is routed to {self.active} of {self.experts} experts (active, experts); "
+                "expected no more than there are"
             )
 
 
