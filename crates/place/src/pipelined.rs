@@ -23,7 +23,7 @@ use crate::transformer::{
 /// Maximum number of nodes of a step; each message of an all-to-all counts as [`MESSAGE`] more.
 const NODES_MAX: u64 = 1 << 18;
 /// What a message of an all-to-all costs to simulate, in nodes.
-const MESSAGE: u64 = 2;
+const MESSAGE: u64 = 16;
 
 /// Returns the step of a model under a strategy. O(copies · stages · microbatches · tensor
 /// parallelism).
