@@ -70,15 +70,14 @@ pub fn parallel_step(
     if nodes > NODES_MAX {
         return Err(TransformerError::Nodes { found: nodes, most: NODES_MAX });
     }
-    let parts = Parts::new(model, accelerator, &Reached { links, part: reaches }, cut);
     let mut lowering = Lowering {
         cut,
-        work: Work::new(model, accelerator, links, cut, &parts)?,
+        work: Work::new(model, accelerator, links, reaches, cut)?,
         step: StepGraph::new("step", cut.devices()),
         done: vec![None; cut.pipeline as usize],
     };
     lowering.add_microbatches()?;
-    lowering.add_updates(&parts)?;
+    lowering.add_updates()?;
     Ok(lowering.step)
 }
 
@@ -107,6 +106,8 @@ struct Work {
     passed: f64,
     /// Bytes of gradients of a device.
     gradients: f64,
+    /// Seconds of the updates of parameters.
+    updates: f64,
 }
 
 impl Work {
@@ -114,9 +115,10 @@ impl Work {
         model: &Transformer,
         accelerator: &Accelerator,
         links: &ClosedForm,
+        reaches: f64,
         cut: &Parallelism,
-        parts: &Parts,
     ) -> Result<Self, CollectiveError> {
+        let parts = Parts::new(model, accelerator, &Reached { links, part: reaches }, cut);
         let layers = f64::from(model.layers / cut.pipeline);
         let again = cut.passes_again();
         let [size, routed] = parts.sizes;
@@ -147,6 +149,7 @@ impl Work {
             exchanges: [exchange(exchanged[0])?, exchange(exchanged[1])?],
             passed: size / f64::from(cut.tensor),
             gradients: parts.own * PER_GRADIENT,
+            updates: parts.updates,
         })
     }
 }
@@ -306,7 +309,7 @@ impl Lowering<'_> {
     }
 
     /// Adds the all-reduces of gradients among copies, and the updates of parameters.
-    fn add_updates(&mut self, parts: &Parts) -> Result<(), TransformerError> {
+    fn add_updates(&mut self) -> Result<(), TransformerError> {
         let size = bytes(self.work.gradients);
         for stage in 0..self.cut.pipeline {
             let ended = self.done[stage as usize].take().unwrap_or_default();
@@ -324,7 +327,7 @@ impl Lowering<'_> {
             for copy in 0..self.cut.data {
                 let after = if sums.is_empty() { &ended[copy as usize] } else { &sums };
                 let devices: Devices = self.of_copy(stage, copy).collect();
-                self.step.add("update", StepOp::compute(devices, nanos(parts.updates)), after);
+                self.step.add("update", StepOp::compute(devices, nanos(self.work.updates)), after);
             }
         }
         Ok(())

@@ -114,21 +114,21 @@ class Compiler:
 
     def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
         """Compiles a program of no other host, unless an equal one is known."""
-
-        def compile_program() -> Any:
-            options, devices, grid = command.options, command.devices, command.grid
-            return self._backend.compile(module, options, devices, grid)
-
         if has_state(module, self._checker.custom_calls):
-            return compile_program(), "compiles"
+            return self._compile_module(module, command), "compiles"
         key, size = fingerprint(module, command)
-        loaded, was_known = self._compiled.get(key, size, compile_program)
+        loaded, was_known = self._compiled.get(
+            key, size, lambda: self._compile_module(module, command)
+        )
         return loaded, "reuses" if was_known else "compiles"
+
+    def _compile_module(self, module: Any, command: messages.Compile) -> Any:
+        return self._backend.compile(module, command.options, command.devices, command.grid)
 
     def _compile_first(self, module: Any, command: messages.Compile) -> Any:
         followers = command.role.peers
         try:
-            loaded = self._backend.compile(module, command.options, command.devices, command.grid)
+            loaded = self._compile_module(module, command)
             serialized = loaded.serialize()
         except Exception as error:
             for follower in followers:
@@ -145,7 +145,7 @@ class Compiler:
         try:
             return self._backend.deserialize(serialized, options, devices, grid)
         except Exception:  # another kind of processor: its executable cannot be used here
-            return self._backend.compile(module, options, devices, grid)
+            return self._compile_module(module, command)
 
     def compile_exchange(self, command: messages.CompileExchange) -> None:
         """Prepares a program over several islands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import difflib
 import re
@@ -83,7 +84,7 @@ DEFAULTS = PlacementRequest()
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelPlacement:
+class ModelPlacement(abc.ABC):
     """A model on a fabric, with all strategies that fit in memory.
 
     Attributes:
@@ -106,13 +107,13 @@ class ModelPlacement:
             f"{1e3 * self.strategies[0].step_s:.3f} ms a step at best"
         )
 
+    @abc.abstractmethod
     def step(self) -> _native.StepGraph:
         """Returns the step of the fastest strategy, on all devices.
 
         Raises:
             PlacementError: the step has too many nodes.
         """
-        raise NotImplementedError
 
     def write_step(self, folder: Path) -> None:
         """Writes the step of the fastest strategy as Chakra traces, one for each rank.
