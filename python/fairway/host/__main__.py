@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,6 +133,7 @@ def main() -> None:
         ),
         settings.first_device,
     )
+    backend.warm_up()
     plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(settings.control)
@@ -150,7 +150,6 @@ def main() -> None:
         device_memory=settings.device_memory or backend.device_memory() or None,
     )
     hello = messages.Hello(settings.token, settings.host, info)
-    threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
     allowed = AllowedModules(settings.input_modules, settings.input_path)

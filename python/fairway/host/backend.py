@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import re
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +27,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from fairway.errors import ConfigError
+from fairway.host import without_jax
 from fairway.plugin import check_jaxlib
 
 __all__ = [
@@ -75,6 +76,10 @@ HANDLER_OPTIONS: dict[str, bool] = {"_skip_checks": True} if INTERFACES < 489 el
 """Makes result handlers accept shards unchecked; newer versions always do."""
 
 
+LAPACK = {f"{target.partition('_')[0]}_".encode() for target in _lapack.registrations()}
+"""How custom calls of LAPACK's routines begin; programs that have them need scipy's."""
+
+
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
     """Returns the numpy element type called ``name``, including those of ml_dtypes."""
@@ -104,14 +109,25 @@ def tiled(op_sharding: Any) -> Any:
 
 
 class _Aval:
-    """Shape and element type, in the form that jaxlib expects."""
+    """Shape and element type, in the form that jaxlib expects.
+
+    Weakly typed, which means nothing here: jaxlib keeps descriptions by these three, and must not
+    use one of these for an array of a user's function that uses jax.
+    """
 
     __slots__ = ("dtype", "shape", "weak_type")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.shape = shape
         self.dtype = dtype
-        self.weak_type = False
+        self.weak_type = True
+
+
+def _describe(shape: tuple[int, ...], dtype: np.dtype[Any], weak_type: bool) -> Any:
+    """Makes what describes an array that is a shard of another: jax's own type once jax is here."""
+    if without_jax.is_imported():
+        return sys.modules["jax.core"].ShapedArray(shape, dtype, weak_type)
+    return _Aval(shape, dtype)
 
 
 class Executable:
@@ -220,7 +236,6 @@ class Backend:
                 f"there are {len(self.local_devices)} {platform} devices from number "
                 f"{first_device} on; expected {devices}"
             )
-        _lapack.initialize()
         for module in (lapack, cpu_sparse):
             for target, registrations in module.registrations().items():
                 for name, value, version in registrations:
@@ -314,11 +329,8 @@ class Backend:
         )[0]
 
     def warm_up(self) -> None:
-        """Accesses the shards of an array, for which jaxlib imports jax the first time.
-
-        That takes seconds if jax was not compiled to bytecode before, and would delay launches.
-        """
-        importlib.import_module("jax.core")  # not while `shards` holds its lock
+        """Accesses the shards of an array, for which jaxlib imports jax the first time."""
+        without_jax.answer_imports(_describe)
         dtype = np.dtype(np.float32)
         self.shards(self.put(dtype, (), (0,), None, [np.zeros((), dtype)]))
 
@@ -443,6 +455,8 @@ class Backend:
     def load(bytecode: bytes) -> Any:
         """Returns the module that a :class:`fairway.host.checking.Checker` wrote."""
         with READING:
+            if any(family in bytecode for family in LAPACK):
+                _lapack.initialize()  # imports scipy.linalg, which takes half a second
             context = Backend.context()
             registry = ir.DialectRegistry()
             _jax_mlir_ext.register_dialects(registry)

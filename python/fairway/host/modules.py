@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from fairway.host import without_jax
+
 __all__ = ["AllowedModules"]
 
 
@@ -33,6 +35,7 @@ class AllowedModules:
         """
         if self._prefixes is None:
             file = self._file_of(module)
+            without_jax.return_imports()
             loaded = importlib.import_module(module)
             found = getattr(loaded, "__file__", None)
             if found is None or Path(found).resolve() != file:
@@ -41,6 +44,7 @@ class AllowedModules:
                 )
             return loaded
         self.check(module)
+        without_jax.return_imports()
         return importlib.import_module(module)
 
     def check(self, module: str) -> None:
