@@ -54,6 +54,17 @@ fn ports_are_shared() {
     assert_eq!(came.end, Nanos(1550));
 }
 
+/// As in a schedule, and as the contract of network models says.
+#[test]
+fn a_transfer_of_a_device_to_itself_takes_no_time() {
+    let mut graph = step(2);
+    let stays = add(&mut graph, transfer(1, 1, 1000), &[]);
+    let goes = add(&mut graph, transfer(0, 1, 1000), &[stays]);
+    let came = flow(&Interconnect { latency: Nanos(70), ..flat(2) }, &graph).unwrap();
+    assert_eq!(came.times[stays as usize], (Nanos(0), Nanos(0)));
+    assert_eq!(came.times[goes as usize], (Nanos(0), Nanos(1070)));
+}
+
 #[test]
 fn an_all_reduce_moves_what_a_ring_moves() {
     let mut graph = step(4);

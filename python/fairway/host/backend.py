@@ -65,7 +65,9 @@ JAXLIB_VERSION: str = __import__("jaxlib").__version__
 JaxRuntimeError = _jax.JaxRuntimeError
 
 Array = Any
-"""A jaxlib array: the shards of one logical array on this host."""
+"""A jaxlib array: the shards of one logical array on this host.
+
+Without jax it has no `shape`, `dtype` or operators; what describes it is its `aval`."""
 
 # Differences between versions. Tested: 0.10.2 (467) and 0.11.2 (495).
 

@@ -269,7 +269,7 @@ class Spiller:
                 parts[key] = _Part(np.array(backend.view(shard)))
             mine.append(parts[key])
         memory = array._sharding.memory_kind
-        return Spilled(backend, tuple(array.shape), mine, local, memory, self._lock)
+        return Spilled(backend, tuple(array.aval.shape), mine, local, memory, self._lock)
 
     def restore(self, numbers: list[int]) -> None:
         """Swaps buffers in again; the command names all that share memory with them.
@@ -291,7 +291,7 @@ def _address(family: int, shard: Array, device: int) -> Address:
 
 
 def _key(family: int, shard: Array, device: int) -> Key:
-    return _address(family, shard, device), str(shard.dtype), tuple(shard.shape)
+    return _address(family, shard, device), str(shard.aval.dtype), tuple(shard.aval.shape)
 
 
 def _computed(value: Any) -> Array | None:
@@ -314,5 +314,5 @@ def _delete(array: Array) -> None:
 
 def _has_usual_layout(array: Array) -> bool:
     """Returns whether the layout is that after a swap in; other arrays are not spilled."""
-    usual = ",".join(str(axis) for axis in reversed(range(array.ndim)))
+    usual = ",".join(str(axis) for axis in reversed(range(len(array.aval.shape))))
     return str(array._pjrt_layout).startswith(f"{{{usual}")

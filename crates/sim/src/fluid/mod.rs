@@ -350,7 +350,8 @@ impl<'a> Fluid<'a> {
             StepOp::Collective(op) => {
                 u64::from(op.collective.kind().rounds(op.devices.len() as u32))
             }
-            _ => 1,
+            StepOp::Transfer { source, target, .. } => u64::from(source != target),
+            StepOp::Compute { .. } => 0,
         };
         let begins = Event::Begins { task };
         self.events.push(Reverse((self.now + rounds * self.latency, begins)));
