@@ -248,6 +248,17 @@ def test_folders_without_traces(tmp_path: Path) -> None:
         write_step(tmp_path, StepGraph(1))
 
 
+def test_a_step_that_cannot_be_written_whole_leaves_no_part(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    (folder / "rank.2.et").mkdir(parents=True)
+    graph = StepGraph(4)
+    for rank in range(4):
+        graph.compute(rank, 10)
+    with pytest.raises(IsADirectoryError):
+        write_step(folder, graph)
+    assert [path.name for path in folder.iterdir()] == ["rank.2.et"]
+
+
 # Fuzzing: arbitrary input
 
 

@@ -124,7 +124,7 @@ def place_on_fabric(
     with working(f"placing {what} on {fabric}") as work:
         placed = run_aside(lambda: place_model(what, fabric, request, progress=work.update))
     if chakra is not None:
-        run_aside(lambda: placed.write_step(chakra))
+        placed.write_step(chakra)
     if isinstance(placed, CutPlacement):
         bound = f"{placed.batch} samples a step; lower bound {_duration(placed.least_s)}"
         _show(placed, table, lambda shown: _table_of_cuts(f"{what} on {fabric}, {bound}", shown))

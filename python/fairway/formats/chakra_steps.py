@@ -11,6 +11,7 @@ Source: github.com/mlcommons/chakra, schema/protobuf/et_def.proto.
 from __future__ import annotations
 
 import collections
+import contextlib
 import graphlib
 import itertools
 import os
@@ -183,7 +184,8 @@ def _size(where: str, name: str, value: Any) -> int:
 def write_step(directory: str | os.PathLike[str], graph: StepGraph) -> list[Path]:
     """Writes a step of all devices, as ``rank.0.et`` and so on; returns the paths.
 
-    A dependency between devices without a transfer becomes a message of no bytes.
+    A dependency between devices without a transfer becomes a message of no bytes. If it fails or is
+    interrupted, no file is left.
 
     Raises:
         GraphError: the tasks have a dependency cycle, or the folder has traces of other ranks.
@@ -203,8 +205,14 @@ def write_step(directory: str | os.PathLike[str], graph: StepGraph) -> list[Path
     others = sorted(set(folder.glob("*.et")) - set(paths))
     if others:
         raise GraphError(f"{folder} has traces of other ranks, such as {others[0].name}")
-    for path, written in zip(paths, writer.nodes, strict=True):
-        write_nodes(path, written)
+    try:
+        for path, written in zip(paths, writer.nodes, strict=True):
+            write_nodes(path, written)
+    except BaseException:
+        for path in paths:  # a part of a step is no step
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
     return paths
 
 
