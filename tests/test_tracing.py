@@ -304,16 +304,17 @@ def test_a_pipeline(do: Do) -> None:
     )
 
 
+@pytest.mark.parametrize("is_optimized", [True, False])
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_chain_is_equal_bit_by_bit(do: Do, count: int) -> None:
+def test_a_chain_is_equal_bit_by_bit(do: Do, count: int, is_optimized: bool) -> None:
     """Nothing is contracted or reassociated across the boundaries of functions.
 
-    The map is chaotic: one bit that differs early has changed every element at the end. Functions
-    of a program are compiled with default options, so the single ones must be, too.
+    The map is chaotic: one bit that differs early has changed every element at the end, and so has
+    a function of the program that is compiled with other options than a single one.
     """
     do(
         f"""
-        jax.config.update("jax_disable_most_optimizations", False)
+        jax.config.update("jax_disable_most_optimizations", {not is_optimized})
         mesh = Mesh(np.array(devices[:{count}]), ("d",))
         cut = NamedSharding(mesh, P("d"))
         mixed = jax.shard_map(lambda x: x * 0.9 + lax.psum(x, "d") * np.float32(0.1 / {count}),
