@@ -287,7 +287,7 @@ class Up:
         """Lines in the logs of controller and hosts that report a broken invariant (panic)."""
         logs = [self.errors, *(p for path in self.directories for p in path.glob("*.log"))]
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-        marks = ("panicked", "Check failed", "Traceback", "Segmentation", "Fatal")
+        marks = ("panicked", "Check failed", "Traceback", "Segmentation", "Fatal", "not spilled: I")
         return [line for line in lines if any(mark in line for mark in marks)]
 
     def close(self) -> None:

@@ -338,3 +338,34 @@ def test_the_overview_tells_device_memory(shared: Up, background: Begin) -> None
     until(lambda: hosts_of(shared)[0]["memory_bytes"] >= 1 << 26, 3, "64 MiB show as in use")
     os.kill(holder.pid, signal.SIGKILL)
     until(lambda: hosts_of(shared)[0]["memory_bytes"] < 1 << 26, 3, "they show as free again")
+
+
+def test_a_donated_argument_is_copied_while_its_transfer_waits(
+    start: Start, background: Begin
+) -> None:
+    """A receiver that takes nothing delays neither the donor nor spoils what it will get."""
+    run = start("2x1x1")
+    receiver = hosts_of(run)[1]["process"]
+    donor = background(
+        run,
+        """
+        here, there = jax.devices()
+        grow = jax.jit(lambda x: x + 1, donate_argnums=0)
+        ones = np.ones(1 << 24, np.float32)
+        jax.block_until_ready(grow(jax.device_put(ones, here)))
+        x = jax.block_until_ready(jax.device_put(ones, here))
+        say("ready")
+        sys.stdin.readline()
+        moved = jax.device_put(x, there)
+        say("grown", first=float(grow(x)[0]))
+        say("moved", total=float(np.asarray(moved).sum()))
+        """,
+    )
+    donor.hear("ready")
+    os.kill(receiver, signal.SIGSTOP)
+    try:
+        donor.tell("go")
+        assert donor.hear("grown", 30)["first"] == 2.0
+    finally:
+        os.kill(receiver, signal.SIGCONT)
+    assert donor.hear("moved", 60)["total"] == 1 << 24

@@ -47,16 +47,48 @@ def use():
     shards = [shard.data for shard in x.addressable_shards]
     assert all(type(shard.aval) is jax.core.ShapedArray for shard in shards)
     assert all(type(shard.sharding) is jax.sharding.SingleDeviceSharding for shard in shards)
+    weak = jax.device_put(2.0, NamedSharding(mesh, PartitionSpec())).addressable_shards[1].data
+    assert (weak * 3).tolist() == 6.0 and weak.aval.weak_type
     doubled = jax.jit(lambda value: value * 2)(shards[1])
     return doubled.shape, doubled.tolist(), float(jax.grad(lambda v: (v ** 2).sum())(shards[0])[2])
 """
 
 USE = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+def step():
+    while not is_over.wait(0):
+        shards = backend.shards(on_both_devices(np.arange(3, dtype=np.float32)))
+        assert np.array_equal(backend.view(shards[1]), 2 * np.arange(3))
+
 sys.path.insert(0, sys.argv[1])
-found = AllowedModules(["users_module"], []).load("users_module").use()
+modules, is_over = AllowedModules(["users_module"], [], backend.import_jax), threading.Event()
+with ThreadPoolExecutor(4) as threads:
+    steps = [threads.submit(step) for _ in range(2)]
+    loaded = [threads.submit(modules.load, "users_module") for _ in range(2)]
+    try:
+        users = [one.result() for one in loaded]
+    finally:
+        is_over.set()
+    for one in steps:
+        one.result()
+found = users[0].use()
 assert found == ((3,), [6.0, 8.0, 10.0], 4.0), found
 again = on_both_devices(np.arange(3, dtype=np.float32))
 assert np.array_equal(backend.view(backend.shards(again)[1]), 2 * np.arange(3))
+"""
+
+SHADOW = """
+from jaxlib.mlir.dialects import stablehlo
+sys.path.insert(0, sys.argv[1])
+module = backend.parse(stablehlo.serialize_portable_artifact_str(
+    'func.func @main(%a: tensor<f32>) -> tensor<f32> {'
+    ' %b = stablehlo.custom_call @lapack_spotrf_ffi(%a) : (tensor<f32>) -> tensor<f32>'
+    ' return %b : tensor<f32> }', "1.0.0"))
+backend.load(module.operation.get_asm(binary=True))
+assert "scipy.linalg" in sys.modules
+backend.import_jax()
 """
 
 LINEAR_ALGEBRA = """
@@ -90,6 +122,12 @@ def test_modules_of_users_have_all_of_jax(tmp_path: Path) -> None:
     starts(START + USE, str(tmp_path))
 
 
+def test_users_files_take_no_module_of_scipy_or_jax(tmp_path: Path) -> None:
+    for name in ("calendar", "secrets", "zipfile", "csv"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    starts(START + SHADOW, str(tmp_path))
+
+
 def test_linear_algebra_runs_on_hosts(up: Up) -> None:
     ended = client(
         up,
@@ -99,3 +137,23 @@ def test_linear_algebra_runs_on_hosts(up: Up) -> None:
     )
     off = said(ended.stdout, "done")["off"]
     assert max(off.values()) < 1e-3, off
+
+
+def test_batches_of_linear_algebra_stay_on_their_devices(up: Up) -> None:
+    ended = client(
+        up,
+        """
+        devices = [device for device in jax.devices() if device.island == 0]
+        mesh = Mesh(np.array(devices), ("x",))
+        x = jax.device_put(np.stack([np.eye(5, dtype="f")] * 8), NamedSharding(mesh, P("x")))
+        of = {"cholesky": jnp.linalg.cholesky, "qr": jnp.linalg.qr, "values": jnp.linalg.eigvalsh}
+        texts = {name: jax.jit(function).lower(x).compile().as_text()
+                 for name, function in of.items()}
+        say("done", devices=len(devices), gathered=[n for n in of if "all-gather" in texts[n]],
+            called=[name for name in of if "lapack_" in texts[name]])
+        """,
+    )
+    done = said(ended.stdout, "done")
+    assert done["devices"] > 1
+    assert done["gathered"] == []
+    assert done["called"] == ["cholesky", "qr", "values"]

@@ -152,7 +152,7 @@ def main() -> None:
     hello = messages.Hello(settings.token, settings.host, info)
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
-    allowed = AllowedModules(settings.input_modules, settings.input_path)
+    allowed = AllowedModules(settings.input_modules, settings.input_path, backend.import_jax)
     teams = Teams(plane, settings.host, settings.team_channels, settings.is_near)
     reporter = Reporter(connection)
     reporter.send(hello)

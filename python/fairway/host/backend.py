@@ -95,6 +95,10 @@ READING = threading.RLock()
 them at once, even in contexts of their own (jaxlib 0.10.2)."""
 
 _SHARDS_LOCK = threading.Lock()
+_IMPORTING = threading.Lock()
+
+DESCRIPTIONS = 4096
+"""Number of descriptions of arrays, by shape and element type, that jaxlib keeps for new ones."""
 
 
 class UnreadableError(Exception):
@@ -113,8 +117,8 @@ def tiled(op_sharding: Any) -> Any:
 class _Aval:
     """Shape and element type, in the form that jaxlib expects.
 
-    Weakly typed, which means nothing here: jaxlib keeps descriptions by these three, and must not
-    use one of these for an array of a user's function that uses jax.
+    Weakly typed, which means nothing here, but for jaxlib, which keeps descriptions by these three:
+    one that a running program keeps in use could otherwise describe an array of a user's function.
     """
 
     __slots__ = ("dtype", "shape", "weak_type")
@@ -244,6 +248,8 @@ class Backend:
                     xla_client.register_custom_call_target(
                         name, value, platform=target, api_version=version
                     )
+        for name in lapack.batch_partitionable_targets():
+            xla_client.register_custom_call_as_batch_partitionable(name)
 
     @property
     def device_kind(self) -> str:
@@ -333,8 +339,24 @@ class Backend:
     def warm_up(self) -> None:
         """Accesses the shards of an array, for which jaxlib imports jax the first time."""
         without_jax.answer_imports(_describe)
-        dtype = np.dtype(np.float32)
-        self.shards(self.put(dtype, (), (0,), None, [np.zeros((), dtype)]))
+        self._access((), np.dtype(np.float32))
+
+    def _access(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Accesses the shards of an array of this type, of which jaxlib keeps the description."""
+        list(self.put(dtype, shape, (0,), None, [np.zeros(shape, dtype)])._arrays)
+
+    def import_jax(self) -> None:
+        """Imports jax for functions of users, unless it is imported; takes a second.
+
+        Afterwards no array of theirs is described by what describes those of this host.
+        """
+        with _IMPORTING:
+            if without_jax.is_imported():
+                return
+            without_jax.import_jax()
+            with _SHARDS_LOCK:  # those that programs use all the time are replaced as well
+                for number in range(2 * DESCRIPTIONS):
+                    self._access((0, number), np.dtype(np.uint8))
 
     @staticmethod
     def shards(array: Array) -> list[Array]:
@@ -362,6 +384,12 @@ class Backend:
         """Returns the elements of a single-device array, without a copy if the memory allows it."""
         elements: np.ndarray[Any, Any] = shard._single_device_array_to_np_array_did_copy()[0]
         return elements
+
+    @staticmethod
+    def memory_kind(array: Array) -> str | None:
+        """Returns the memory kind of an array; None is the default."""
+        kind: str | None = array._sharding._memory_kind
+        return kind
 
     @staticmethod
     def size(array: Array) -> int:
@@ -458,7 +486,8 @@ class Backend:
         """Returns the module that a :class:`fairway.host.checking.Checker` wrote."""
         with READING:
             if any(family in bytecode for family in LAPACK):
-                _lapack.initialize()  # imports scipy.linalg, which takes half a second
+                with without_jax.own_path():
+                    _lapack.initialize()  # imports scipy.linalg, which takes half a second
             context = Backend.context()
             registry = ir.DialectRegistry()
             _jax_mlir_ext.register_dialects(registry)

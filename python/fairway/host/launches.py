@@ -265,7 +265,8 @@ class Launcher:
         for index in keep:
             array = inputs[index]
             local = self._backend.places(array)
-            inputs[index] = self._backend.copy(array, local, array._sharding.memory_kind)
+            memory = self._backend.memory_kind(array)
+            inputs[index] = self._backend.copy(array, local, memory)
 
     def _order_broken(self, sequence: int, previous: int) -> None:
         message = (

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-
-from fairway.host import without_jax
 
 __all__ = ["AllowedModules"]
 
@@ -19,10 +17,17 @@ class AllowedModules:
         prefixes: names of modules, each including its submodules; None allows every module whose
             file lies under one of ``folders``.
         folders: folders in which modules are searched, before others.
+        prepare: called before a module is imported.
     """
 
-    def __init__(self, prefixes: Sequence[str] | None, folders: Sequence[str]) -> None:
+    def __init__(
+        self,
+        prefixes: Sequence[str] | None,
+        folders: Sequence[str],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         self._prefixes = prefixes
+        self._prepare = prepare
         self._folders = [Path(folder).resolve() for folder in folders]
 
     def load(self, module: str) -> ModuleType:
@@ -35,7 +40,7 @@ class AllowedModules:
         """
         if self._prefixes is None:
             file = self._file_of(module)
-            without_jax.return_imports()
+            self._prepare()
             loaded = importlib.import_module(module)
             found = getattr(loaded, "__file__", None)
             if found is None or Path(found).resolve() != file:
@@ -44,7 +49,7 @@ class AllowedModules:
                 )
             return loaded
         self.check(module)
-        without_jax.return_imports()
+        self._prepare()
         return importlib.import_module(module)
 
     def check(self, module: str) -> None:

@@ -268,7 +268,7 @@ class Spiller:
             if key not in parts:
                 parts[key] = _Part(np.array(backend.view(shard)))
             mine.append(parts[key])
-        memory = array._sharding.memory_kind
+        memory = backend.memory_kind(array)
         return Spilled(backend, tuple(array.aval.shape), mine, local, memory, self._lock)
 
     def restore(self, numbers: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Lets jaxlib run on a host without jax.
+"""Lets jaxlib run on a host without jax, and imports jax and scipy once they are needed.
 
 jaxlib imports jax for two things: the type that describes an array, and the function that makes
 the sharding of a single device. Importing all of jax for them takes longer than the rest of a
@@ -8,24 +8,83 @@ is imported, which may need jax.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxlib import _jax
 
-__all__ = ["answer_imports", "is_imported", "return_imports"]
+__all__ = ["answer_imports", "import_jax", "is_imported", "own_path"]
+
+PATH = list(sys.path)
+"""Where modules are searched, without the folders of users' modules, which are added later."""
 
 
 class _StandIn(types.ModuleType):
     """A module in the place of one of jax's."""
 
 
+class _Becoming(_StandIn):
+    """A stand-in that becomes the real module when something else of it is asked for.
+
+    So other threads find what they ask for while jax is imported, and take no part in that.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        package = sys.modules.get(self.__name__.rpartition(".")[0])
+        folders = getattr(package, "__path__", None)
+        if name.startswith("__") or folders is None or self.__spec__ is not None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        spec = importlib.machinery.PathFinder.find_spec(self.__name__, folders)
+        assert spec is not None
+        assert spec.loader is not None
+        self.__spec__, self.__loader__, self.__file__ = spec, spec.loader, spec.origin
+        self.__package__ = spec.parent
+        spec.loader.exec_module(self)
+        return getattr(self, name)
+
+
+class _OwnPath(importlib.abc.MetaPathFinder):
+    """Finds what one thread imports on :data:`PATH` before other folders."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or threading.get_ident() != self._thread:
+            return None
+        machinery = importlib.machinery
+        for finder in (machinery.BuiltinImporter, machinery.FrozenImporter):
+            if spec := finder.find_spec(name):
+                return spec
+        return machinery.PathFinder.find_spec(name, PATH)
+
+
+@contextlib.contextmanager
+def own_path() -> Iterator[None]:
+    """Imports of this thread find no user's file in place of a module of that name."""
+    finder = _OwnPath()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def is_imported() -> bool:
-    """Is the real jax imported?"""
-    return not isinstance(sys.modules.get("jax", _StandIn("jax")), _StandIn)
+    """Is the real jax imported, and completely?"""
+    module = sys.modules.get("jax")
+    if module is None or isinstance(module, _StandIn):
+        return False
+    return not getattr(module.__spec__, "_initializing", False)
 
 
 def answer_imports(describe: Callable[..., Any]) -> None:
@@ -37,19 +96,20 @@ def answer_imports(describe: Callable[..., Any]) -> None:
     """
     if is_imported():
         return
-    answers: dict[str, dict[str, Any]] = {
-        "jax": {"__path__": []},  # a package, as jaxlib's MPMD library is in one of this name
-        "jax.core": {"ShapedArray": describe},
-        "jax._src.sharding_impls": {"make_single_device_sharding": _jax.SingleDeviceSharding},
-    }
-    for name, functions in answers.items():
-        sys.modules[name] = _StandIn(name)
-        vars(sys.modules[name]).update(functions)
+    package: Any = _StandIn("jax")
+    arrays: Any = _StandIn("jax.core")
+    package.__path__ = []  # jaxlib's MPMD library is in a package of this name
+    arrays.ShapedArray = describe
+    shardings: Any = _Becoming("jax._src.sharding_impls")
+    shardings.make_single_device_sharding = _jax.SingleDeviceSharding
+    sys.modules.update({module.__name__: module for module in (package, arrays, shardings)})
 
 
-def return_imports() -> None:
+def import_jax() -> None:
     """Imports jax, which then answers these imports itself; takes a second the first time."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, _StandIn):
-            del sys.modules[name]
-    importlib.import_module("jax")
+    if is_imported():
+        return
+    for name in ("jax", "jax.core"):
+        sys.modules.pop(name, None)
+    with own_path():
+        importlib.import_module("jax")

@@ -3,23 +3,34 @@
 use base::{ExecutableId, Nanos};
 use rustc_hash::FxHashMap;
 
-/// Gain of the moving average that follows measured run times.
-const ESTIMATE_GAIN: f64 = 0.25;
+/// Number of latest measurements of a program that are kept.
+const KEPT: usize = 7;
 
-/// Moving averages of expected and measured run time. Their quotient is the factor by which a
-/// program runs longer than expected; segments with an expected time of zero leave it unchanged.
-#[derive(Debug, Clone, Copy)]
+/// The latest quotients of measured and expected run time of a program.
+///
+/// Their median counts: a program's first run is cold, and single ones are distorted by the wake-up
+/// latency of a host's thread or by other processes.
+#[derive(Debug, Clone, Copy, Default)]
 struct Measured {
-    expected: f64,
-    actual: f64,
+    factors: [f64; KEPT],
+    count: usize,
 }
 
 impl Measured {
-    /// A single measurement is distorted by the wake-up latency of a host's thread, so it is
-    /// averaged.
-    fn learn(&mut self, found: Measured) {
-        self.expected += ESTIMATE_GAIN * (found.expected - self.expected);
-        self.actual += ESTIMATE_GAIN * (found.actual - self.actual);
+    /// Adds a measurement. Segments with an expected time of zero say nothing of the others.
+    fn learn(&mut self, expected: Nanos, actual: Nanos) {
+        if expected > Nanos(0) {
+            self.factors[self.count % KEPT] = actual.0 as f64 / expected.0 as f64;
+            self.count += 1;
+        }
+    }
+
+    /// Returns the median; of an even number of measurements the lower one of both in the middle.
+    fn factor(&self) -> f64 {
+        let mut known = self.factors;
+        let known = &mut known[..self.count.min(KEPT)];
+        known.sort_unstable_by(f64::total_cmp);
+        if known.is_empty() { 1.0 } else { known[(known.len() - 1) / 2] }
     }
 }
 
@@ -30,14 +41,12 @@ pub(super) struct RunTimes(FxHashMap<ExecutableId, Measured>);
 impl RunTimes {
     /// Returns measured over expected run time of a program, if it was measured.
     pub fn factor(&self, executable: ExecutableId) -> Option<f64> {
-        let Measured { expected, actual } = self.0.get(&executable)?;
-        Some(actual / expected.max(1.0))
+        self.0.get(&executable).map(Measured::factor)
     }
 
     /// Adds a measurement of a program.
     pub fn learn(&mut self, executable: ExecutableId, expected: Nanos, actual: Nanos) {
-        let found = Measured { expected: expected.0 as f64, actual: actual.0 as f64 };
-        self.0.entry(executable).or_insert(found).learn(found);
+        self.0.entry(executable).or_default().learn(expected, actual);
     }
 
     /// Forgets the measurements of a program.
