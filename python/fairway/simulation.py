@@ -250,7 +250,8 @@ def _collective(
         outcome = try_out(kind, plan, seed, options)
         right = "results verified"
         figures["carried out"] = right if outcome["right"] else "the result is wrong"
-    return figures | _happened(outcome, time.perf_counter() - begin), plan
+    injects = options.noise is not None
+    return figures | _happened(outcome, time.perf_counter() - begin, injects), plan
 
 
 def _program(
@@ -289,7 +290,8 @@ def _program(
     figures["TFLOP/s of all chips"] = flops / max(figures["takes"], 1e-12) / 1e12
     begin = time.perf_counter()
     outcome = plan.simulate([], options)
-    return figures | _happened(outcome, time.perf_counter() - begin), plan
+    injects = options.noise is not None
+    return figures | _happened(outcome, time.perf_counter() - begin, injects), plan
 
 
 def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
@@ -339,12 +341,13 @@ def _times(plan: _native.Plan) -> dict[str, Any]:
     return figures
 
 
-def _happened(outcome: dict[str, Any], wall: float) -> dict[str, Any]:
+def _happened(outcome: dict[str, Any], wall: float, injects: bool = False) -> dict[str, Any]:
+    """Returns what happened; ``injects`` says whether errors were injected."""
     figures = {"vectors over links": outcome["vectors"], "simulated in": wall}
     figures["vectors a second of simulating"] = outcome["vectors"] / max(wall, 1e-9)
-    if outcome["corrected"]:
+    if outcome["corrected"] or injects:
         figures["vectors corrected"] = outcome["corrected"]
-    if outcome["incidents"]:
+    if outcome["incidents"] or injects:
         figures["vectors lost or damaged"] = len(outcome["incidents"])
     return figures
 

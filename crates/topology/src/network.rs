@@ -21,6 +21,13 @@ pub enum NetworkError {
     /// No endpoints.
     #[error("a network has no endpoints; expected at least 1")]
     Empty,
+    /// Half of the ports of a switch of a fat tree lead up.
+    #[error("switches have {ports} ports; expected an even number, such as {} or {}",
+        .ports - 1, .ports + 1)]
+    OddPorts {
+        /// Ports of a switch.
+        ports: u32,
+    },
     /// A link has an unknown vertex.
     #[error("a link joins {found}; the network has vertices 0 to {last}")]
     Vertex {

@@ -68,11 +68,10 @@ pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, Netwo
 }
 
 /// Builds a fat tree (folded Clos): three levels of switches of this many ports, as many pods, ports³ /
-/// 4 chips, and full bisection bandwidth: as many links up as down at every level. With an odd number
-/// of ports, one stays free.
+/// 4 chips, and full bisection bandwidth: as many links up as down at every level.
 ///
 /// # Errors
-/// There are fewer than 2 ports, or the link model is invalid.
+/// The number of ports is odd, there are none, or the link model is invalid.
 ///
 /// ```
 /// use topology::{LinkModel, fat_tree};
@@ -80,8 +79,10 @@ pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, Netwo
 /// assert_eq!((tree.endpoints(), tree.vertices(), tree.diameter()), (16, 16 + 8 + 8 + 4, 6));
 /// ```
 pub fn fat_tree(ports: u32, model: LinkModel) -> Result<Network, NetworkError> {
+    if ports % 2 == 1 {
+        return Err(NetworkError::OddPorts { ports });
+    }
     let half = ports / 2;
-    let ports = 2 * half;
     let chips = half * half * ports;
     let (edges, roots) = (chips, chips + ports * ports);
     let mut wiring = Wiring::new(model);

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate", "plan_step"]
 
+RANKS = 4
+"""Number of ranks of a step that is for any number, unless it is given."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RankChannels:
@@ -123,8 +126,15 @@ def plan_step(
     ],
     channels: RankChannels,
     ranks: Annotated[
-        int, typer.Option(help="Number of ranks (dlrm and traces).", min=1, max=1024)
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Number of ranks, for dlrm:NAME and traces (.et); other steps say theirs. "
+            f"Default: {RANKS}.",
+            min=1,
+            max=1024,
+            show_default=False,
+        ),
+    ] = None,
     *,
     output: PlanOutput,
     budget: PlanBudget,
@@ -148,11 +158,13 @@ def plan_step(
                 "--costs; --fabric is for steps of devices (.fw, .step, .fbuf)"
             )
         _plan_step(what, ranks, costs, budget, output, as_json)
-    elif output.explain or output.plot or output.out or output.msccl:
+        return
+    _refuse_ranks(what, ranks)
+    if output.explain or output.plot or output.out or output.msccl:
         raise ConfigError(
             "steps of devices are planned as a whole; `fairway explain` prints the plan of one"
         )
-    elif channels.fabric is not None:
+    if channels.fabric is not None:
         _plan_placed(what, channels.fabric, budget.seed, as_json)
     else:
         _plan_graph(what, costs, budget.seed, as_json)
@@ -222,7 +234,7 @@ def _placed_table(found: PlannedGraph) -> Table:
 
 def _plan_step(
     what: str,
-    ranks: int,
+    ranks: int | None,
     costs: list[Any],
     budget: PlanBudget,
     output: PlanOutput,
@@ -283,20 +295,28 @@ def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
     }
 
 
-def _read(what: str, ranks: int) -> Any:
+def _refuse_ranks(what: str, ranks: int | None) -> None:
+    if ranks is not None and Path(what).exists():
+        raise ConfigError(
+            f"--ranks {ranks} is for dlrm:NAME and traces (.et); {what} says for how many it is"
+        )
+
+
+def _read(what: str, ranks: int | None) -> Any:
     from fairway.communication import files
     from fairway.formats import chakra
     from fairway.studies.workloads.dlrm import WORKLOADS
 
     if Path(what).suffix == ".et":
-        return chakra.read(what, ranks)
+        return chakra.read(what, ranks or RANKS)
     family, colon, name = what.partition(":")
     if family != "dlrm" or not colon:
+        _refuse_ranks(what, ranks)
         return files.read_step(what)[0]
     if name not in WORKLOADS:
         raise ConfigError(f"there is no dlrm:{name}; there are {', '.join(WORKLOADS)}")
     try:
-        return WORKLOADS[name].step(ranks)
+        return WORKLOADS[name].step(ranks or RANKS)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -64,7 +64,8 @@ def calibration_table(found: Calibration) -> Table:
 
 def graph_table(found: GraphPlan) -> Table:
     """Returns a table of the makespan of a graph's steps under each schedule."""
-    table = Table(title="step time by schedule")
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps, one after the other"
+    table = Table(title=f"time of {steps}, by schedule")
     for name in ("order", "takes", "of fifo"):
         table.add_column(name, justify="left" if name == "order" else "right")
     for name, time_s in (

@@ -48,7 +48,11 @@ impl Controller {
     pub fn remove_island(&mut self, id: IslandId, force: bool) -> Result<Vec<Effect>, Status> {
         let refused = |code, why: String| Err(Status::new(code, why));
         if self.cluster.island(id).is_none() || self.island_state(id) == IslandState::Removed {
-            return refused(Code::NotFound, format!("there is no island {id}"));
+            let islands = self.cluster.islands().iter().map(|island| island.id);
+            let left = islands.filter(|&id| self.island_state(id) != IslandState::Removed);
+            let left = left.map(|id| id.to_string()).collect::<Vec<_>>().join(", ");
+            let why = format!("there is no island {id}; there are: {left}");
+            return refused(Code::NotFound, why);
         }
         let is_other = |island: &topology::Island| {
             island.id != id && self.island_state(island.id) == IslandState::Up

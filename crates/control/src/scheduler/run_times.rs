@@ -54,3 +54,27 @@ impl RunTimes {
         self.0.remove(&executable);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cold_run_and_an_interrupted_one_do_not_count() {
+        let mut times = RunTimes::default();
+        assert_eq!(times.factor(ExecutableId(1)), None);
+        for actual in [17_000_000, 1_000_000, 1_100_000, 40_000_000, 1_000_000] {
+            times.learn(ExecutableId(1), Nanos(2_000_000), Nanos(actual));
+        }
+        assert_eq!(times.factor(ExecutableId(1)), Some(0.55));
+    }
+
+    #[test]
+    fn a_program_follows_what_it_takes_now() {
+        let mut times = RunTimes::default();
+        for actual in std::iter::repeat_n(1_000_000, 20).chain(std::iter::repeat_n(3_000_000, 4)) {
+            times.learn(ExecutableId(1), Nanos(1_000_000), Nanos(actual));
+        }
+        assert_eq!(times.factor(ExecutableId(1)), Some(3.0));
+    }
+}

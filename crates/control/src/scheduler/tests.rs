@@ -189,20 +189,6 @@ fn a_program_of_moves_does_not_spoil_what_is_known_of_its_calls() {
     assert!((factor - 2.0).abs() < 0.1, "{factor}");
 }
 
-/// The first run reads code and weights from memory, and a later one may meet another process.
-#[test]
-fn a_cold_run_does_not_count_for_the_time_of_a_program() {
-    let mut scheduler = scheduler(1, 1);
-    let mut out = Out::new();
-    for took in [17_000_000, 1_000_000, 1_100_000, 40_000_000, 1_000_000] {
-        let members = smallvec![member(0, launch(1))];
-        let wanted = wanted(1, ExecutableId(1), members);
-        scheduler.submit(LaunchRequest { expected: Nanos(2_000_000), ..wanted }, &mut out);
-        scheduler.finished(HostId(0), Nanos(took), &mut out);
-    }
-    assert_eq!(scheduler.factor(ExecutableId(1)), Some(0.55));
-}
-
 #[test]
 fn all_hosts_see_one_order() {
     let mut scheduler = scheduler(1, 3);
