@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["SPARSE_CALL", "context", "install_names", "library"]
+__all__ = ["SPARSE_CALL", "compile_options", "context", "install_names", "library"]
 
 SPARSE_CALL = "fairway_sparse"
 """The custom call that makes up a function that is a sparse exchange."""
@@ -70,6 +70,19 @@ def library() -> Any:
     """
     install_names()
     return importlib.import_module("jaxlib._sdy_mpmd")
+
+
+def compile_options(module: Any) -> dict[str, Any]:
+    """Returns the options of each function of a program, by name of the function and its mesh.
+
+    They are those that ``jax.jit`` takes from JAX's configuration; the library knows of none.
+    """
+    from jax._src import compiler
+
+    return {
+        name: compiler.get_compile_options(default.num_replicas, default.num_partitions)
+        for name, default in library().get_compile_options(module, {}).items()
+    }
 
 
 def context() -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
@@ -147,21 +146,9 @@ class Lowered:
                 self.devices,
                 [result.aval for result in self._results],
                 [result.sharding for result in self._results],
-                _options(library.get_compile_options(module, {})),
+                mpmd.compile_options(module),
             )
         return Compiled(executable, self._builder, self._tree)
-
-
-def _options(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of each function, as ``jax.jit`` has them from JAX's configuration.
-
-    Args:
-        defaults: the MPMD library's options of each function, which know of no configuration.
-    """
-    return {
-        name: compiler.get_compile_options(default.num_replicas, default.num_partitions)
-        for name, default in defaults.items()
-    }
 
 
 class Compiled:
