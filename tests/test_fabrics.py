@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -213,3 +215,21 @@ def test_a_damaged_file_is_a_fabric_or_refused(tmp_path_factory, place, wrong, k
     data[place : place + len(wrong)] = wrong
     with contextlib.suppress(TopologyError):
         read_routed(written(tmp_path_factory.mktemp("damaged"), name, bytes(data)))
+
+
+def test_the_reference_names_every_option() -> None:
+    """Each row of the tables has the options that the error for an unknown one lists."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "fabrics.md").read_text()
+    sizes = {"torus": "4x4", "cluster": "2x4", "sip-rings": "4x4", "fattree": "4"}
+    rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
+    assert len(rows) == 11
+    for kind, options in rows:
+        with pytest.raises(TopologyError) as refused:
+            route(f"{kind}:{sizes.get(kind, '16')},nosuch=1", [Transfer(0, 1, 320)])
+        listed = set(str(refused.value).partition("there are ")[2].split(", "))
+        assert set(re.findall(r"`([a-z-]+)(?:=[^`]*)?`", options)) - {"sip-ring"} == listed, kind
+        for option, default in re.findall(r"`([a-z-]+)=([^`]*)`", options):
+            with_leaves = ",leaf=4" if (kind, option) == ("sip-ocs", "oversubscription") else ""
+            fabric = f"{kind}:{sizes.get(kind, '16')},{option}={default}{with_leaves}"
+            ended = CliRunner().invoke(app, ["fabric", fabric])
+            assert ended.exit_code == 0, ended.output
