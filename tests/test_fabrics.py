@@ -233,3 +233,8 @@ def test_the_reference_names_every_option() -> None:
             fabric = f"{kind}:{sizes.get(kind, '16')},{option}={default}{with_leaves}"
             ended = CliRunner().invoke(app, ["fabric", fabric])
             assert ended.exit_code == 0, ended.output
+
+
+def test_an_odd_number_of_ports_is_refused() -> None:
+    with pytest.raises(TopologyError, match="have 7 ports; expected an even number, such as 8"):
+        route("fattree:7", [Transfer(0, 1, 320)])

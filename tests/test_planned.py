@@ -192,6 +192,7 @@ def test_orders_that_contradict_the_step_are_refused() -> None:
         (["dlrm:dlrm-s", "--fabric", "ring:4"], ConfigError, "a step of ranks that do the same"),
         ([PIPELINE, "--fabric", "mesh:4"], TopologyError, "cannot read a fabric from"),
         ([PIPELINE, "--fabric", "ring:1"], GraphError, "of 2 devices; the topology has 1"),
+        ([PIPELINE, "--ranks", "8"], ConfigError, "--ranks 8 is for dlrm:NAME and traces"),
         ([PIPELINE, "--explain"], ConfigError, "`fairway explain` prints the plan"),
         (["none.json", "--fabric", "ring:4"], ConfigError, "there is no file none.json"),
         ([PIPELINE, "--fabric", "ring:4", "--channels", "1Gbit/s"], ConfigError, "expected one"),

@@ -250,8 +250,7 @@ def _collective(
         outcome = try_out(kind, plan, seed, options)
         right = "results verified"
         figures["carried out"] = right if outcome["right"] else "the result is wrong"
-    injects = options.noise is not None
-    return figures | _happened(outcome, time.perf_counter() - begin, injects), plan
+    return figures | _happened(outcome, time.perf_counter() - begin, options), plan
 
 
 def _program(
@@ -290,8 +289,7 @@ def _program(
     figures["TFLOP/s of all chips"] = flops / max(figures["takes"], 1e-12) / 1e12
     begin = time.perf_counter()
     outcome = plan.simulate([], options)
-    injects = options.noise is not None
-    return figures | _happened(outcome, time.perf_counter() - begin, injects), plan
+    return figures | _happened(outcome, time.perf_counter() - begin, options), plan
 
 
 def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
@@ -341,8 +339,8 @@ def _times(plan: _native.Plan) -> dict[str, Any]:
     return figures
 
 
-def _happened(outcome: dict[str, Any], wall: float, injects: bool = False) -> dict[str, Any]:
-    """Returns what happened; ``injects`` says whether errors were injected."""
+def _happened(outcome: dict[str, Any], wall: float, options: ExecutionOptions) -> dict[str, Any]:
+    injects = options.noise is not None
     figures = {"vectors over links": outcome["vectors"], "simulated in": wall}
     figures["vectors a second of simulating"] = outcome["vectors"] / max(wall, 1e-9)
     if outcome["corrected"] or injects:

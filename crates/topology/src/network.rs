@@ -22,8 +22,7 @@ pub enum NetworkError {
     #[error("a network has no endpoints; expected at least 1")]
     Empty,
     /// Half of the ports of a switch of a fat tree lead up.
-    #[error("switches have {ports} ports; expected an even number, such as {} or {}",
-        .ports - 1, .ports + 1)]
+    #[error("switches have {ports} ports; expected an even number, such as {}", .ports.saturating_add(1))]
     OddPorts {
         /// Ports of a switch.
         ports: u32,

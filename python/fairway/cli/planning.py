@@ -147,24 +147,27 @@ def plan_step(
 
     if channels.fabric is not None and channels != RankChannels(fabric=channels.fabric):
         raise ConfigError("--fabric was given beside channels or costs; expected one of them")
+    path = Path(what)
+    if ranks is not None and path.exists() and path.suffix != ".et":
+        raise ConfigError(
+            f"--ranks {ranks} is for dlrm:NAME and traces (.et); {what} says for how many it is"
+        )
     costs = channels.read()
     output = output.checked()
-    if not is_graph(Path(what)):
+    if not is_graph(path):
         if channels.fabric is not None:
-            if not what.startswith("dlrm:") and not Path(what).exists():
+            if not what.startswith("dlrm:") and not path.exists():
                 raise ConfigError(f"there is no file {what}")
             raise ConfigError(
                 f"{what} is a step of ranks that do the same, which is planned for --channels or "
                 "--costs; --fabric is for steps of devices (.fw, .step, .fbuf)"
             )
-        _plan_step(what, ranks, costs, budget, output, as_json)
-        return
-    _refuse_ranks(what, ranks)
-    if output.explain or output.plot or output.out or output.msccl:
+        _plan_step(what, ranks or RANKS, costs, budget, output, as_json)
+    elif output.explain or output.plot or output.out or output.msccl:
         raise ConfigError(
             "steps of devices are planned as a whole; `fairway explain` prints the plan of one"
         )
-    if channels.fabric is not None:
+    elif channels.fabric is not None:
         _plan_placed(what, channels.fabric, budget.seed, as_json)
     else:
         _plan_graph(what, costs, budget.seed, as_json)
@@ -234,7 +237,7 @@ def _placed_table(found: PlannedGraph) -> Table:
 
 def _plan_step(
     what: str,
-    ranks: int | None,
+    ranks: int,
     costs: list[Any],
     budget: PlanBudget,
     output: PlanOutput,
@@ -295,28 +298,20 @@ def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
     }
 
 
-def _refuse_ranks(what: str, ranks: int | None) -> None:
-    if ranks is not None and Path(what).exists():
-        raise ConfigError(
-            f"--ranks {ranks} is for dlrm:NAME and traces (.et); {what} says for how many it is"
-        )
-
-
-def _read(what: str, ranks: int | None) -> Any:
+def _read(what: str, ranks: int) -> Any:
     from fairway.communication import files
     from fairway.formats import chakra
     from fairway.studies.workloads.dlrm import WORKLOADS
 
     if Path(what).suffix == ".et":
-        return chakra.read(what, ranks or RANKS)
+        return chakra.read(what, ranks)
     family, colon, name = what.partition(":")
     if family != "dlrm" or not colon:
-        _refuse_ranks(what, ranks)
         return files.read_step(what)[0]
     if name not in WORKLOADS:
         raise ConfigError(f"there is no dlrm:{name}; there are {', '.join(WORKLOADS)}")
     try:
-        return WORKLOADS[name].step(ranks or RANKS)
+        return WORKLOADS[name].step(ranks)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -351,9 +351,8 @@ class Backend:
         Afterwards no array of theirs is described by what describes those of this host.
         """
         with _IMPORTING:
-            if without_jax.is_imported():
+            if not without_jax.import_jax():
                 return
-            without_jax.import_jax()
             with _SHARDS_LOCK:  # those that programs use all the time are replaced as well
                 for number in range(2 * DESCRIPTIONS):
                     self._access((0, number), np.dtype(np.uint8))

@@ -61,11 +61,7 @@ class _OwnPath(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if path is not None or threading.get_ident() != self._thread:
             return None
-        machinery = importlib.machinery
-        for finder in (machinery.BuiltinImporter, machinery.FrozenImporter):
-            if spec := finder.find_spec(name):
-                return spec
-        return machinery.PathFinder.find_spec(name, PATH)
+        return importlib.machinery.PathFinder.find_spec(name, PATH)
 
 
 @contextlib.contextmanager
@@ -105,11 +101,16 @@ def answer_imports(describe: Callable[..., Any]) -> None:
     sys.modules.update({module.__name__: module for module in (package, arrays, shardings)})
 
 
-def import_jax() -> None:
-    """Imports jax, which then answers these imports itself; takes a second the first time."""
+def import_jax() -> bool:
+    """Imports jax, which then answers these imports itself; takes a second.
+
+    Returns:
+        False if it was imported before.
+    """
     if is_imported():
-        return
+        return False
     for name in ("jax", "jax.core"):
         sys.modules.pop(name, None)
     with own_path():
         importlib.import_module("jax")
+    return True
