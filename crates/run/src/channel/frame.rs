@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use base::{HostId, TransferTag};
 
 /// Magic number of frames; also the version of this format.
-const MAGIC: u32 = 0x4641_4952 + 1;
+const MAGIC: u32 = 0x4641_4952 + 2;
 pub(crate) const HEADER_BYTES: usize = 48;
 /// Longest text (of a failure, or the token) that is accepted, in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
@@ -30,7 +30,8 @@ pub(crate) enum FrameKind {
     Loss = 7,
     /// The connection becomes a lane of the team that the tag names. Bits of the offset: 0-15 the
     /// lane's channel, 16-31 the channel that the connection uses, from 32 the generation of the
-    /// connection. The total is the number of bytes of the lane that the sender has read.
+    /// connection. The total is the number of bytes of the lane that the sender has read. The receiver
+    /// echoes the frame of the first generation once it has accepted the connection.
     Lane = 8,
 }
 

@@ -1,13 +1,15 @@
 //! Lanes: connections that are dedicated to one team, which defines their protocol.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{array, fmt};
 
 use base::{HostId, TransferTag};
 use parking_lot::{Condvar, Mutex};
 
+use super::frame::{FrameKind, Header};
 use super::socket::Socket;
 
 /// Maximum number of lanes that wait for their teams; further ones are rejected.
@@ -24,6 +26,42 @@ pub(crate) struct LaneName {
     pub epoch: u32,
     /// The channel that the connection uses: the lane's own, or another after a failover.
     pub via: u32,
+}
+
+impl LaneName {
+    /// Returns the frame that makes a connection of `from`, which has read `taken` bytes of the lane,
+    /// the lane's.
+    pub fn header(self, from: HostId, taken: u64) -> Header {
+        let channels = u64::from(self.channel & 0xffff | self.via << 16);
+        let offset = channels | u64::from(self.epoch) << 32;
+        Header { kind: FrameKind::Lane, from, tag: self.team, length: 0, offset, total: taken }
+    }
+
+    /// Returns the lane that such a frame names.
+    pub fn of(header: &Header) -> Self {
+        let [channel, via] =
+            array::from_fn(|index| u32::from((header.offset >> (16 * index)) as u16));
+        Self { team: header.tag, channel, epoch: (header.offset >> 32) as u32, via }
+    }
+
+    /// Waits at most `timeout` for the peer to accept the first connection of a lane, and returns
+    /// whether it has. Until then it may still refuse the connection: once accepted, it is the team's,
+    /// even if this side closes it at once.
+    ///
+    /// # Errors
+    /// The peer has closed the connection, or answers something else.
+    pub fn await_acceptance(self, socket: &mut Socket, timeout: Duration) -> io::Result<bool> {
+        if !socket.is_readable_within(timeout)? {
+            return Ok(false);
+        }
+        socket.set_timeout(Some(timeout))?;
+        let answer = Header::read(socket)?;
+        socket.set_timeout(None)?;
+        if answer.kind != FrameKind::Lane || Self::of(&answer) != self {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "another lane was accepted"));
+        }
+        Ok(true)
+    }
 }
 
 /// A connection that a peer has opened for a lane.
@@ -57,19 +95,28 @@ impl fmt::Debug for Lanes {
 }
 
 impl Lanes {
-    /// Passes a connection to its team's callback, or queues it for the team.
-    pub fn offer(&self, opened: Opened) {
+    /// Passes a connection to its team's callback, or queues it for the team; accepts it if it is the
+    /// first of its lane. A later one is accepted by the lane itself, which says what it has read.
+    ///
+    /// # Errors
+    /// Too many lanes wait for their teams, or the connection has ended.
+    pub fn offer(&self, mut opened: Opened) -> io::Result<()> {
         let watch = self.watches.lock().get(&opened.lane.team).cloned();
         if let Some(watch) = watch {
-            return watch(opened);
+            watch(opened);
+            return Ok(());
         }
         let mut waiting = self.waiting.lock();
         if waiting.values().map(Vec::len).sum::<usize>() >= WAITING_MAX {
-            tracing::warn!(from = %opened.from, "too many lanes wait for their teams");
-            return;
+            return Err(io::Error::other("too many lanes wait for their teams"));
+        }
+        if opened.lane.epoch == 0 {
+            let accepted = opened.lane.header(opened.from, opened.taken);
+            opened.socket.write_all(&accepted.encode())?;
         }
         waiting.entry(opened.lane.team).or_default().push(opened);
         self.came.notify_all();
+        Ok(())
     }
 
     /// Takes a connection for a team, waiting at most `timeout`.

@@ -137,15 +137,12 @@ impl Peer {
         Ok(result)
     }
 
-    /// Opens a connection for a lane, of which `taken` bytes have been read.
+    /// Opens a connection for a lane, of which `taken` bytes have been read. The peer may still refuse
+    /// it.
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
         let address = &self.endpoint(Channel(lane.via)).address;
         let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
-        let mut header = self.header(FrameKind::Lane, lane.team, 0);
-        let channels = lane.channel & 0xffff | lane.via << 16;
-        header.offset = u64::from(channels) | u64::from(lane.epoch) << 32;
-        header.total = taken;
-        header.write(&mut socket)?;
+        lane.header(self.me, taken).write(&mut socket)?;
         Ok(socket)
     }
 

@@ -104,12 +104,8 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
                 inner.segments.lock().remove(&(header.from, header.total));
             }
             FrameKind::Lane => {
-                let [channel, via] = [0, 16].map(|at| u32::from((header.offset >> at) as u16));
-                let epoch = (header.offset >> 32) as u32;
-                let lane = LaneName { team: header.tag, channel, epoch, via };
-                let (from, taken) = (header.from, header.total);
-                inner.lanes.offer(Opened { lane, from, taken, socket });
-                return Ok(());
+                let (lane, from, taken) = (LaneName::of(&header), header.from, header.total);
+                return inner.lanes.offer(Opened { lane, from, taken, socket });
             }
             FrameKind::Inline => receive_part(inner, &mut socket, &header)?,
             FrameKind::Segment => receive_segment(inner, file, &header)?,

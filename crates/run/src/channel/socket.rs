@@ -185,6 +185,17 @@ impl Socket {
         }
     }
 
+    /// Waits at most `timeout` until there is something to read, or the connection has ended.
+    pub fn is_readable_within(&self, timeout: Duration) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        let mut watched = [PollFd::new(self, PollFlags::IN)];
+        match poll(&mut watched, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            polled => Ok(polled? > 0),
+        }
+    }
+
     /// Whether the connection can pass descriptors, and so shared memory.
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))

@@ -105,22 +105,32 @@ impl Team<'_> {
         deadline: Instant,
     ) -> Result<Socket, EnforcerError> {
         let lane = LaneName { team: self.name, channel, epoch: 0, via: via.channel.0 };
-        loop {
-            let host = self.hosts[rank as usize];
+        let host = self.hosts[rank as usize];
+        let is_lost = || !self.plane.knows(host) || self.plane.is_gone(host);
+        let attempt = || -> Result<Socket, String> {
             let opened = self.plane.open_lane(host, lane, 0, self.meeting);
-            if opened.is_err() {
-                self.check_files()?;
+            let mut socket = opened.map_err(|error| error.to_string())?;
+            let mut accepts = || lane.await_acceptance(&mut socket, LOOK);
+            while !accepts().map_err(|error| format!("it refuses the connection: {error}"))? {
+                if is_lost() || Instant::now() >= deadline {
+                    return Err("it does not accept the connection".to_owned());
+                }
             }
-            match opened {
+            Ok(socket)
+        };
+        loop {
+            let failure = match attempt() {
                 Ok(socket) => return Ok(socket),
-                Err(_) if !self.plane.knows(host) || self.plane.is_gone(host) => {
-                    return Err(self.absent(rank, LOST));
-                }
-                Err(error) if Instant::now() >= deadline => {
-                    return Err(self.late(rank, &error.to_string()));
-                }
-                Err(_) => std::thread::sleep(AGAIN),
+                Err(failure) => failure,
+            };
+            self.check_files()?;
+            if is_lost() {
+                return Err(self.absent(rank, LOST));
             }
+            if Instant::now() >= deadline {
+                return Err(self.late(rank, &failure));
+            }
+            std::thread::sleep(AGAIN);
         }
     }
 

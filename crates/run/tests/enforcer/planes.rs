@@ -78,14 +78,23 @@ pub struct Cable {
 
 impl Cable {
     pub fn to(target: &str) -> Self {
+        Self::closing(target, 0)
+    }
+
+    /// Closes the first connections, whatever came on them, and forwards later ones.
+    pub fn closing(target: &str, first: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("tcp:{}", listener.local_addr().unwrap());
         let cable = Self { address, is_cut: Arc::default(), ends: Arc::default() };
         let (this, target) = (cable.clone(), target.strip_prefix("tcp:").unwrap().to_owned());
         thread::spawn(move || {
-            for one in listener.incoming() {
+            for (number, one) in listener.incoming().enumerate() {
                 if this.is_cut.load(Ordering::Relaxed) {
                     return;
+                }
+                if number < first {
+                    thread::sleep(Duration::from_millis(50));
+                    continue;
                 }
                 let (one, other) = (one.unwrap(), TcpStream::connect(&target).unwrap());
                 for (mut from, mut to) in [(&one, &other), (&other, &one)]
