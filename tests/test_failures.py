@@ -249,6 +249,7 @@ def shared(runtime: Path) -> Iterator[Up]:
         yield running
 
 
+@pytest.mark.alone
 def test_kill_of_a_client(shared: Up, background: Begin, measured: Measured) -> None:
     processes = [host["process"] for host in hosts_of(shared)]
     before = [rss_bytes(process) for process in processes]

@@ -45,12 +45,12 @@ pub const CONTROLLER: HostId = HostId(u32::MAX);
 const STRANGERS_LIMIT: usize = 256;
 /// Idle memory is released when two consecutive trims find it idle. Interval between trims after a
 /// request...
-const SOON: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_millis(100);
 /// ...and factor by which the interval is longer otherwise, so that a training step can reuse its
 /// memory.
-const SELDOM: u32 = 50;
+const SELDOM: u32 = 150;
 /// Number of trims after a request.
-const LOOKS: u32 = 3;
+const LOOKS: u32 = 9;
 
 #[derive(Debug)]
 struct Inner {
