@@ -141,7 +141,8 @@ def test_a_command_line_that_cannot_be_read(
         ),
         (
             ["simulate", "--fabric", "sip-ring:8", "--workload", "all-reduce:1MiB"],
-            "sip-ring:8 is described by shares or circuits, not by links; expected a packet",
+            "sip-ring:8 is modelled by shares of bandwidth or optical circuits, not by links; "
+            "expected a packet",
         ),
         (["plan", "missing.json"], "missing.json: no such file"),
         (["place", "resnet50", "--curve", "missing.txt"], "missing.txt: no such file"),

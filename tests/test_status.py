@@ -82,6 +82,9 @@ def test_islands_are_added_and_removed(running: tuple[Path, Up]) -> None:
     removed = fairway("islands", "remove", "1", runtime=directory)
     assert removed.returncode == 0, removed.stderr
     assert [island["state"] for island in up.overview()["islands"]] == ["up", "removed"]
+    shown = fairway("status", runtime=directory).stdout
+    assert "removed" in shown
+    assert "checkpoint" not in shown, "nothing is lost"
     check_refused(fairway("islands", "remove", "1", runtime=directory), "there is no island 1")
     check_refused(fairway("islands", "add", "0x1", runtime=directory), "cannot read islands")
 

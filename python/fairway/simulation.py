@@ -72,7 +72,7 @@ class Simulated:
 
     def table(self) -> Table:
         """Returns the figures as a table."""
-        table = Table(title=f"{self.workload} on {self.fabric}, simulated", show_header=False)
+        table = Table(title=self._title(), show_header=False)
         for name, value in self.figures.items():
             table.add_row(name, _shown(name, value))
         return table
@@ -149,8 +149,12 @@ class Simulated:
             ylim=(0, 1.05),
             title="all links over time",
         )
-        canvas.suptitle(f"{self.workload} on {self.fabric}, simulated", fontsize=10)
+        canvas.suptitle(self._title(), fontsize=10)
         save(canvas, path)
+
+    def _title(self) -> str:
+        # Of a file, its name.
+        return f"{self.workload.rpartition('/')[2]} on {self.fabric}, simulated"
 
     def _planned(self) -> _native.Plan:
         if self.plan is None:

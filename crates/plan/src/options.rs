@@ -53,7 +53,8 @@ pub struct Execution {
 
 impl fmt::Display for Execution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x{} ", self.form, self.segments)?;
+        let plural = if self.segments == 1 { "" } else { "s" };
+        write!(f, "{}, {} segment{plural} ", self.form, self.segments)?;
         match self.place {
             Place::One(channel) => write!(f, "on channel {channel}"),
             Place::All => write!(f, "on all channels"),

@@ -41,7 +41,7 @@ pub enum StopReason {
     /// The limit of evaluations was reached.
     Evaluations,
     /// In every chain the second half of the evaluations found nothing better.
-    Stale,
+    Converged,
 }
 
 /// Result of a search.
@@ -87,9 +87,9 @@ pub fn search(
     });
     let mut chains: Vec<Found> = chains.collect();
     chains.sort_by_key(|found| found.end);
-    let is_stale = chains.iter().all(|found| found.reason == StopReason::Stale);
+    let has_converged = chains.iter().all(|found| found.reason == StopReason::Converged);
     let evaluations = chains.iter().map(|found| found.evaluations).sum();
-    let reason = if is_stale { StopReason::Stale } else { StopReason::Evaluations };
+    let reason = if has_converged { StopReason::Converged } else { StopReason::Evaluations };
     let mut chains = chains.into_iter();
     let best = chains.next().expect("there is a chain");
     let mut others: Vec<Vec<u32>> = Vec::new();
@@ -140,7 +140,7 @@ fn chain_from(
     let mut reason = StopReason::Evaluations;
     while tried < most {
         if tried > most / 4 && found_at < tried / 2 {
-            reason = StopReason::Stale;
+            reason = StopReason::Converged;
             break;
         }
         let (task, options) = open[random.below(open.len() as u64) as usize];

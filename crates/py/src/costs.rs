@@ -28,9 +28,9 @@ fn cost((rate, latency, sums, incast, overlap): CostArguments) -> PyResult<Chann
 
 pub(crate) fn name_of(reason: StopReason) -> &'static str {
     match reason {
-        StopReason::Exhausted => "exhausted",
-        StopReason::Evaluations => "evaluations",
-        StopReason::Stale => "stale",
+        StopReason::Exhausted => "all plans",
+        StopReason::Evaluations => "limit reached",
+        StopReason::Converged => "converged",
     }
 }
 

@@ -208,7 +208,8 @@ def run(
 ) -> None:
     """Run a JAX script on islands of its own, or on those of a cluster that is up.
 
-    Options of Fairway go before the script; all arguments after it are the script's.
+    --islands, --config, --timeline and --plan bring up islands of its own, as --new does. Options
+    of Fairway go before the script; all arguments after it are the script's.
     """
     interrupts = Interrupts()
     check_script(script, context)

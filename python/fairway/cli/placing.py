@@ -102,7 +102,8 @@ def place_on_fabric(
         str,
         typer.Option(
             help="elect-flat:1024, elect-cluster:1024, sip-ring:1024, sip-rings:32x32, "
-            "sip-ocs:1024; options follow behind commas, such as ,wavelengths=320."
+            "sip-ocs:1024, or another of docs/reference/fabrics.md; options follow behind "
+            "commas, such as ,wavelengths=320."
         ),
     ] = "elect-cluster:64",
     *,

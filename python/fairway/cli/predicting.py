@@ -122,7 +122,8 @@ def _show(step: Path, options: Options, *, as_json: bool) -> None:
         return
     table = Table(title=f"one step on {options.topology}, predicted", show_header=False)
     for name, value in figures.items():
-        table.add_row(name, f"{1e3 * value:.3f} ms" if name.endswith("_s") else f"{value:,}")
+        shown = f"{1e3 * value:.3f} ms" if name.endswith("_s") else f"{value:,}"
+        table.add_row(name.removesuffix("_s").replace("_", " "), shown)
     results().print(table)
 
 

@@ -48,7 +48,8 @@ def _hosts(seen: dict[str, Any]) -> Table:
     table = _table("hosts", *names)
     for island in seen["islands"]:
         for host in island["hosts"]:
-            lost = host["lost"]
+            # A removed island is meant to be gone; of a lost one the reason matters.
+            reason = host["lost"] if island["state"] == "lost" else None
             table.add_row(
                 str(island["id"]),
                 str(host["id"]),
@@ -57,7 +58,7 @@ def _hosts(seen: dict[str, Any]) -> Table:
                 _memory(host),
                 str(host["queued"]),
                 str(host["in_flight"]),
-                Text(lost, "red") if lost else island["state"],
+                Text(reason, "red") if reason else island["state"],
             )
     return table
 

@@ -25,7 +25,7 @@ def systems_table(plans: Mapping[str, _native.StepPlan], idle: Mapping[str, floa
     """Returns a table of a step's period under each system."""
     first = next(iter(plans.values()))
     table = Table(title="a step under each system")
-    for name in ("system", "step", "of fifo", "devices idle", "plans looked at"):
+    for name in ("system", "step", "vs fifo", "devices idle", "plans evaluated"):
         table.add_column(name, justify="left" if name == "system" else "right")
     for name, plan in plans.items():
         table.add_row(
@@ -66,11 +66,11 @@ def graph_table(found: GraphPlan) -> Table:
     """Returns a table of the makespan of a graph's steps under each schedule."""
     steps = "1 step" if found.steps == 1 else f"{found.steps} steps, one after the other"
     table = Table(title=f"time of {steps}, by schedule")
-    for name in ("order", "takes", "of fifo"):
+    for name in ("order", "time", "vs fifo"):
         table.add_column(name, justify="left" if name == "order" else "right")
     for name, time_s in (
-        ("fifo, strictly", found.strict_s),
-        ("fifo, where what is next may not begin others may", found.fifo_s),
+        ("fifo, in strict order", found.strict_s),
+        ("fifo, work-conserving", found.fifo_s),
         ("critical path", found.ordered_s),
         ("planned", found.planned_s),
     ):

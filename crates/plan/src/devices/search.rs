@@ -62,7 +62,7 @@ impl DeviceProblem {
         let mut reason = StopReason::Evaluations;
         while tried < limits.evaluations && self.kinds() > 0 {
             if tried > limits.evaluations / 4 && found_at < tried / 2 {
-                reason = StopReason::Stale;
+                reason = StopReason::Converged;
                 break;
             }
             let mut strategies = best.clone();
