@@ -2,9 +2,10 @@
 
 Each page has a folder. Its blocks run in order: ``title="NAME"`` makes a block the file NAME, other
 Python runs in one client that all pages share, over the islands of one cluster; ``$ fairway ...``
-runs as typed. Two comments in front of a block change that: ``<!-- slow -->`` leaves it to
-``make test-all``; ``<!-- not run: REASON -->`` means that no test runs it, and :data:`NOT_RUN`
-counts all of those.
+runs as typed. A block ``text title="output"`` behind a command is what it prints: these lines, in
+their order; ``...`` stands for any text. Two comments in front of a block change that:
+``<!-- slow -->`` leaves it to ``make test-all``; ``<!-- not run: REASON -->`` means that no test
+runs it, and :data:`NOT_RUN` counts all of those.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 BESIDE = re.compile(r"# (\w+\.py), beside the script\n")
+OUTPUT = "output"
 ANSWER_S = 10.0
 ISLANDS = "2x1x4"
 NOT_RUN = {
@@ -161,53 +163,81 @@ class Reader:
         folder.mkdir(parents=True, exist_ok=True)
         every = [block for block in blocks(page) if "not run" not in block.mark]
         for block in every:
-            if block.title:
+            if block.title and block.title != OUTPUT:
                 (folder / block.title).write_text(block.text)
         python = [b.text for b in every if b.language == "python" and not b.title.count("windows")]
         if python and not slow:
             self._run_python(folder, python)
-        for block in every:
+        for block, after in itertools.pairwise([*every, Block("", "", "", "")]):
             if (block.mark == "slow") == slow:
-                for words in block.commands:
-                    self._run(folder, words)
+                printed = [self._run(folder, words) for words in block.commands]
+                if after.title == OUTPUT:
+                    check_output(after.text, printed[-1])
 
     def _run_python(self, folder: Path, parts: list[str]) -> None:
         """Runs all Python of a page as one script."""
         head = f"import os, sys\nos.chdir({str(folder)!r})\nsys.argv = ['page']\n"
         self._notebook.run(head + "\n".join(parts), timeout_s=270)
 
-    def _run(self, folder: Path, words: list[str]) -> None:
-        """Runs a command; `up` is the shared cluster, and files of a page ran with its Python."""
+    def _run(self, folder: Path, words: list[str]) -> str:
+        """Runs a command, and returns what it printed.
+
+        `up` is the shared cluster, and files of a page ran with its Python.
+        """
         match words:
             case ["up", "--islands", islands]:
                 assert islands == ISLANDS
             case ["run", name] if (folder / name).exists() and folder.name != "quickstart":
                 assert name.endswith(".py")
             case ["run" | "capture" | "calibrate" | "reproduce", *_]:
-                self._run_process(folder, words)
+                return self._run_process(folder, words)
             case _:
-                self._run_here(folder, words)
+                return self._run_here(folder, words)
+        return ""
 
-    def _run_process(self, folder: Path, words: list[str]) -> None:
+    def _run_process(self, folder: Path, words: list[str]) -> str:
         ended = subprocess.run(
             [sys.executable, "-m", "fairway", *words],
             cwd=folder,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(self._runtime)},
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self._runtime), "COLUMNS": "80"},
             capture_output=True,
             text=True,
             timeout=240,
         )
         assert ended.returncode == 0, (words, ended.stderr)
+        return ended.stdout
 
-    def _run_here(self, folder: Path, words: list[str]) -> None:
+    def _run_here(self, folder: Path, words: list[str]) -> str:
         before = Path.cwd()
         os.chdir(folder)
         try:
-            environment = {"XDG_RUNTIME_DIR": str(self._runtime), "JAX_BACKEND_TARGET": ""}
+            environment = {
+                "XDG_RUNTIME_DIR": str(self._runtime),
+                "JAX_BACKEND_TARGET": "",
+                "COLUMNS": "80",
+            }
             ended = CliRunner().invoke(app, words, env=environment, catch_exceptions=True)
         finally:
             os.chdir(before)
         assert ended.exit_code == 0, (words, ended.output, ended.exception)
+        return ended.stdout
+
+
+def check_output(shown: str, printed: str) -> None:
+    """Fails unless a command printed the lines that a page shows, in their order."""
+    lines = iter(line.rstrip() for line in printed.splitlines())
+    for wanted in shown.splitlines():
+        pattern = ".*".join(map(re.escape, wanted.rstrip().split("...")))
+        assert any(re.fullmatch(pattern, line) for line in lines), (
+            f"no line {wanted!r} in:\n{printed}"
+        )
+
+
+def test_output_that_is_not_printed_is_found() -> None:
+    check_output("a ... c\nlast\n", "first\na b c\n\nlast\n")
+    for shown in ("a ... d\n", "last\na b c\n", "a b\n"):
+        with pytest.raises(AssertionError, match="no line"):
+            check_output(shown, "a b c\nlast\n")
 
 
 @pytest.fixture(scope="module")
