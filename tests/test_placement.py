@@ -61,7 +61,7 @@ FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
         ("sip-ocs:64,leaf=8,oversubscription=9", "oversubscription is 9; expected 1 to 8"),
         ("sip-ring:64,weak=3", 'weak of sip-ring is "3"; expected what is weak and the part'),
         ("sip-ring:64,weak=64:0.5", "a weak device is 64; expected 0 to 63"),
-        ("elect-flat:64,cut=3", "the number of cuts is 1; expected 0 to 0"),
+        ("elect-flat:64,cut=3", 'elect-flat has no "cut"; there are rate, latency, weak'),
     ],
 )
 def test_interconnects_that_cannot_be(text: str, said: str) -> None:

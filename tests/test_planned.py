@@ -203,3 +203,27 @@ def test_what_cannot_be_planned_for_a_topology_is_refused(
 ) -> None:
     with pytest.raises(error, match=says):
         CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("fabric", ["switch:2", "ring:2", "elect-flat:2", "sip-ring:2", "torus:4x4"])
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_a_vector_for_all_takes_as_long_as_one_for_a_neighbour(kind: str, fabric: str) -> None:
+    """A link carries it whole, in pieces."""
+    topology = Topology.parse(fabric)
+    devices = topology.interconnect.devices
+    found = []
+    for node in (f"{kind} 1000000 root 0 of 4bytes on [0..2]", "transfer 4000000bytes from 0 to 1"):
+        graph = StepGraph.parse(f"step @s on {devices} devices\n#0 = {node}\n")
+        found.append(simulate_graph(graph, topology.interconnect).seconds)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_the_latency_of_a_transfer_is_that_of_its_path() -> None:
+    interconnect = Topology.parse("ring:64,latency=1us").interconnect
+    for target, hops in ((1, 1), (2, 2), (32, 32), (63, 1)):
+        text = f"step @s on 64 devices\n#0 = transfer 0bytes from 0 to {target}\n"
+        seconds = simulate_graph(StepGraph.parse(text), interconnect).seconds
+        assert seconds == pytest.approx(hops * 1e-6), target
+    # The messages of a tree go 1, 2, 4 and so on up to 32 links: once around, less one.
+    text = "step @s on 64 devices\n#0 = all_gather 0 of 4bytes on [0..64]\n"
+    assert simulate_graph(StepGraph.parse(text), interconnect).seconds == pytest.approx(63e-6)

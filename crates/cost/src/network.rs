@@ -62,20 +62,27 @@ pub trait NetworkModel: Send + Sync {
 
     /// Time of a collective on vectors of `size` bytes; for an all-to-all, that is of all blocks of all
     /// ranks. By default around a ring of the devices in rank order, whose rounds take as long as the
-    /// slowest transfer to a neighbour. O(devices).
+    /// slowest transfer to a neighbour; a broadcast or reduction passes along it in pieces, one behind
+    /// the other. O(devices).
     fn collective_time(&self, kind: &CollectiveKind, devices: &[u32], size: Bytes) -> Nanos {
         let count = devices.len() as u64;
         if count < 2 {
             return Nanos(0);
         }
+        let next = devices.iter().cycle().skip(1);
+        let around = devices.iter().zip(next);
+        let slowest = |size: Bytes| {
+            let times = around.clone().map(|(&one, &other)| self.transfer_time(one, other, size));
+            times.max().unwrap_or_default().0
+        };
+        if matches!(kind, CollectiveKind::Broadcast { .. } | CollectiveKind::Reduce { .. }) {
+            return Nanos((count - 2) * slowest(Bytes(0)) + slowest(size));
+        }
         let block = match kind {
             CollectiveKind::AllToAll { .. } => size.0.div_ceil(count * count),
             _ => size.0.div_ceil(count),
         };
-        let next = devices.iter().cycle().skip(1);
-        let round = devices.iter().zip(next);
-        let round = round.map(|(&one, &other)| self.transfer_time(one, other, Bytes(block))).max();
-        Nanos(u64::from(kind.passes()) * (count - 1) * round.unwrap_or_default().0)
+        Nanos(u64::from(kind.passes()) * (count - 1) * slowest(Bytes(block)))
     }
 }
 
@@ -154,9 +161,9 @@ impl NetworkModel for Interconnect {
             InterconnectKind::Links(paths) => {
                 let network = paths.fabric().network();
                 let path = paths.path(source, target);
-                let links = || path.iter().map(|&link| network.link(link));
-                let rate = links().map(|link| link.rate.0).fold(f64::INFINITY, f64::min);
-                at(BitsPerSecond(rate), links().map(|link| link.latency).sum())
+                let rates = path.iter().map(|&link| network.link(link).rate.0);
+                let rate = rates.fold(f64::INFINITY, f64::min);
+                at(BitsPerSecond(rate), self.latency_between(source, target))
             }
             InterconnectKind::Cluster { per_server, server, .. }
                 if source / per_server != target / per_server =>

@@ -76,3 +76,19 @@ fn transfers_of_a_round_share_ports_links_and_servers() {
     let from_all: Vec<_> = (1..3).map(|other| (other, 0, size)).collect();
     assert_eq!(channel.round_time(&from_all), Nanos(3 * one));
 }
+
+#[test]
+fn a_broadcast_carries_its_vector_whole() {
+    let all: Vec<u32> = (0..8).collect();
+    for kind in [CollectiveKind::Broadcast { root: 0 }, CollectiveKind::Reduce { root: 0 }] {
+        for model in models() {
+            let transfer = model.transfer_time(0, 1, SIZE);
+            assert_eq!(model.collective_time(&kind, &all[..2], SIZE), transfer);
+            let along = model.collective_time(&kind, &all, SIZE);
+            assert_eq!(along, Nanos(transfer.0 + 6 * 1_000), "six more hops, in small pieces");
+        }
+        assert_eq!([1, 2, 8].map(|ranks| kind.ring_load(ranks)), [0.0, 1.0, 1.0]);
+    }
+    assert_eq!(CollectiveKind::AllReduce.ring_load(4), 1.5);
+    assert_eq!(CollectiveKind::AllGather.ring_load(4), 0.75);
+}

@@ -93,6 +93,16 @@ impl CollectiveKind {
         }
     }
 
+    /// Returns how many times its vector each link of a ring of the ranks carries (bandwidth term). A
+    /// broadcast or a reduction sends it whole from rank to rank, in pieces one behind the other.
+    pub fn ring_load(&self, ranks: u32) -> f64 {
+        let others = f64::from(ranks.max(1) - 1) / f64::from(ranks.max(1));
+        match self {
+            Self::Broadcast { .. } | Self::Reduce { .. } => others.ceil(),
+            _ => f64::from(self.passes()) * others,
+        }
+    }
+
     /// Returns the number of sequential messages over binary trees of `ranks` (latency term).
     pub fn rounds(&self, ranks: u32) -> u32 {
         self.passes() * ranks.max(1).next_power_of_two().ilog2()

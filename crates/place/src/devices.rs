@@ -116,8 +116,7 @@ impl Demands {
                 StepOp::Transfer { source, target, size } => add(*source, *target, size.0, 1),
                 StepOp::Collective(op) => {
                     let (kind, count) = (op.collective.kind(), op.devices.len() as u32);
-                    let moved = u64::from(kind.passes()) * op.size().0 / u64::from(count.max(1))
-                        * u64::from(count.saturating_sub(1));
+                    let moved = (kind.ring_load(count) * op.size().0 as f64) as u64;
                     let next = op.devices.iter().cycle().skip(1);
                     for (&one, &other) in op.devices.iter().zip(next) {
                         add(one, other, moved, kind.rounds(count).into());

@@ -56,11 +56,9 @@ impl DeviceModel {
 
     /// Time of a ring collective among `count` devices.
     fn meeting_time(&self, kind: &CollectiveKind, size: Bytes, count: u32) -> Nanos {
-        let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
-        let passes = f64::from(kind.passes());
         let is_one = self.servers.is_none_or(|servers| count <= servers.devices);
         let rate = if is_one { self.rate } else { self.between() };
-        let moved = passes * others * size.0 as f64 * 8e9 / rate.0;
+        let moved = kind.ring_load(count) * size.0 as f64 * 8e9 / rate.0;
         Nanos(u64::from(kind.rounds(count)) * self.latency.0 + moved as u64)
     }
 

@@ -142,6 +142,18 @@ pub struct InterconnectError {
 }
 
 impl Interconnect {
+    /// Returns the latency between two devices: of the links of its path, or the same for all pairs.
+    pub fn latency_between(&self, source: u32, target: u32) -> Nanos {
+        match &self.kind {
+            _ if source == target => Nanos(0),
+            InterconnectKind::Links(paths) => {
+                let network = paths.fabric().network();
+                paths.path(source, target).iter().map(|&link| network.link(link).latency).sum()
+            }
+            _ => self.latency,
+        }
+    }
+
     /// Returns the bandwidth of each of `count` devices to its neighbour `stride` devices on, when all
     /// of them communicate around a ring, and the `stride` interleaved rings likewise.
     ///

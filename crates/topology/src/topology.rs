@@ -330,10 +330,15 @@ fn with_faults(
     made: Interconnect,
     options: &mut Options<'_>,
 ) -> Result<Interconnect, TopologyError> {
-    let is_cut = options.has("cut");
-    let behind = options.count("cut", 0)?;
+    let (has_fibre, has_servers) = match made.kind {
+        InterconnectKind::Ring(_) => (true, false),
+        InterconnectKind::Cluster { .. } => (false, true),
+        _ => (false, false),
+    };
+    let is_cut = has_fibre && options.has("cut");
+    let behind = if is_cut { options.count("cut", 0)? } else { 0 };
     let mut devices = options.parts("weak")?;
-    let servers = options.parts("weak-servers")?;
+    let servers = if has_servers { options.parts("weak-servers")? } else { Vec::new() };
     // Devices are numbered from the cut; its position makes no other difference.
     if is_cut && made.devices > 0 {
         let first = behind.wrapping_add(1) % made.devices;

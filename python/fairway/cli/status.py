@@ -81,7 +81,7 @@ def _clients(seen: dict[str, Any]) -> Table:
 
 
 def _held(seen: dict[str, Any]) -> Table:
-    names = ("client", "arrays", "size", "spilled", "programs", "queued", "uploads waiting")
+    names = ("client", "arrays", "size", "transferred", "programs", "queued", "uploads waiting")
     table = _table("held by clients", *names)
     for client in seen["clients"]:
         table.add_row(

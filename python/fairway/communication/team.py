@@ -263,6 +263,8 @@ class Listener:
     ) -> Team:
         """Connects to all peers and forms a team.
 
+        All ranks must listen before any joins: one whose machine refuses connections is lost.
+
         Args:
             addresses: those of all ranks, in order of rank.
             timeout_s: deadline for a rank that keeps its peers waiting, now and later.
@@ -273,7 +275,7 @@ class Listener:
             names: the numbers by which errors call the ranks of the team, if not their own.
 
         Raises:
-            TeamError: a rank does not connect in time.
+            TeamError: a rank does not listen, or does not connect in time.
         """
         for other, reached_at in enumerate(addresses):
             if other != self._rank:

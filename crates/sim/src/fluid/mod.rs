@@ -169,7 +169,6 @@ struct Fluid<'a> {
     interconnect: &'a Interconnect,
     /// Devices of one part.
     devices: u32,
-    latency: u64,
     resources: FlowResources,
     next: Successors,
     waits: Vec<u32>,
@@ -224,7 +223,6 @@ impl<'a> Fluid<'a> {
             graph,
             interconnect,
             devices,
-            latency: interconnect.latency.0,
             resources,
             next,
             waits: (0..graph.len() as u32)
@@ -345,16 +343,8 @@ impl<'a> Fluid<'a> {
             return;
         }
         self.came.times[task as usize].0 = Nanos(self.now);
-        // Latency of a tree algorithm, as for small messages.
-        let rounds = match op {
-            StepOp::Collective(op) => {
-                u64::from(op.collective.kind().rounds(op.devices.len() as u32))
-            }
-            StepOp::Transfer { source, target, .. } => u64::from(source != target),
-            StepOp::Compute { .. } => 0,
-        };
-        let begins = Event::Begins { task };
-        self.events.push(Reverse((self.now + rounds * self.latency, begins)));
+        let latency = latency_of(op, self.interconnect);
+        self.events.push(Reverse((self.now + latency.0, Event::Begins { task })));
     }
 
     /// Starts a device's most urgent ready task, if the device is idle.
@@ -451,6 +441,22 @@ impl<'a> Fluid<'a> {
 /// Collectives use a ring of their devices, 1 / n of each vector at a time, or both sides of a row of
 /// devices, where data from both ends are reduced and sent back at the same time. Blocks of an
 /// all-to-all go from each device directly to each other device.
+/// Time until the first byte arrives: of a transfer its path's latency, of a collective that of a tree
+/// algorithm, as for small messages, whose distances double.
+fn latency_of(op: &StepOp, interconnect: &Interconnect) -> Nanos {
+    match op {
+        StepOp::Compute { .. } => Nanos(0),
+        StepOp::Transfer { source, target, .. } => interconnect.latency_between(*source, *target),
+        StepOp::Collective(op) => {
+            let levels = op.devices.len().next_power_of_two().ilog2();
+            let others = (0..levels).map(|level| op.devices[1 << level]);
+            let latency: Nanos =
+                others.map(|other| interconnect.latency_between(op.devices[0], other)).sum();
+            Nanos(u64::from(op.collective.kind().passes()) * latency.0)
+        }
+    }
+}
+
 fn flows_of<'a>(
     op: &'a StepOp,
     devices: u32,
@@ -467,9 +473,8 @@ fn flows_of<'a>(
             if let CollectiveKind::AllToAll { sizes } = kind {
                 blocks = Some((members, sizes, f64::from(op.element_bytes)));
             }
-            let (size, passes, count) =
-                (op.size().0 as f64, f64::from(kind.passes()), members.len());
-            let others = (count as f64 - 1.0) / (count as f64).max(1.0);
+            let (size, count) = (op.size().0 as f64, members.len());
+            let load = kind.ring_load(count as u32) * size;
             let is_row = members.is_sorted() && count > 2;
             let (first, last) = (members.first().copied(), members.last().copied());
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
@@ -477,13 +482,12 @@ fn flows_of<'a>(
                 // An all-reduce sends whole sums both ways; other collectives send the data of one side
                 // to the other.
                 Around::Row if is_row => {
-                    let each =
-                        if *kind == CollectiveKind::AllReduce { size } else { others * size };
+                    let each = if *kind == CollectiveKind::AllReduce { size } else { load };
                     (None, members, Around::Row, each)
                 }
-                Around::OneWay => (None, members, Around::OneWay, others * passes * size),
-                _ if count <= 2 => (None, members, Around::OneWay, others * passes * size),
-                _ => (None, members, Around::BothWays, others * passes * size / 2.0),
+                Around::OneWay => (None, members, Around::OneWay, load),
+                _ if count <= 2 => (None, members, Around::OneWay, load),
+                _ => (None, members, Around::BothWays, load / 2.0),
             }
         }
     };
