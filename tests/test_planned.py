@@ -205,7 +205,9 @@ def test_what_cannot_be_planned_for_a_topology_is_refused(
         CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("fabric", ["switch:2", "ring:2", "elect-flat:2", "sip-ring:2", "torus:4x4"])
+@pytest.mark.parametrize(
+    "fabric", ["switch:2", "ring:2", "elect-flat:2", "sip-ring:2", "torus:4x4"]
+)
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 def test_a_vector_for_all_takes_as_long_as_one_for_a_neighbour(kind: str, fabric: str) -> None:
     """A link carries it whole, in pieces."""
