@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairway import _native
-from fairway.capture import read
+from fairway.capture import gaps, read
 from fairway.cli import app
 from fairway.cli.scripts import misplaced, take_options
 from fairway.communication import graphs
@@ -191,3 +191,19 @@ def test_what_is_no_program_is_refused(tmp_path):
         read(path)
     with pytest.raises(CaptureError, match="cannot read"):
         read(tmp_path / "absent.fw")
+
+
+def test_what_predictions_leave_out_is_said() -> None:
+    text = """\
+program @step
+function @timed 1000ns
+function @sum
+input %0: float32[8] tiled 2 on [0..2]
+node %1: float32[8] tiled 2 on [0..2] = call @timed (%0)
+node %2: float32[8] tiled 2 on [0..2] = call @sum (%1)
+return (%2)
+"""
+    assert gaps(text) == [
+        "sum has no measured time; predictions take it for 0, and leave out what it communicates"
+    ]
+    assert not gaps(text.replace("@sum\ninput", "@sum 5ns\ninput"))

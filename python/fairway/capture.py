@@ -18,7 +18,7 @@ from fairway.errors import CaptureError
 from fairway.report.measured import HostRecords, measure
 from fairway.report.steps import StepReport
 
-__all__ = ["Captured", "read", "summary", "write", "write_report"]
+__all__ = ["Captured", "gaps", "read", "summary", "write", "write_report"]
 
 CLIENT_GONE_S = 10.0
 """Time within which a client has disconnected after its process has ended."""
@@ -125,6 +125,17 @@ def summary(text: str) -> list[Table]:
     for name, source, target, count in program["exchanges"]:
         exchanges.add_row(name, _numbers(source), _numbers(target), str(count))
     return [table for table in (functions, moves, exchanges) if table.row_count]
+
+
+def gaps(text: str) -> list[str]:
+    """Returns sentences on what predictions of a program leave out, for want of measured times."""
+    functions = _native.read_program(text)["functions"]
+    return [
+        f"{function['name']} has no measured time; predictions take it for 0, and leave out what "
+        "it communicates"
+        for function in functions
+        if function["calls"] and function["time_ns"] is None
+    ]
 
 
 def _milliseconds(nanoseconds: int) -> str:

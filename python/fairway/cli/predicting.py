@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fairway.capture import write, write_report
+from fairway.capture import gaps, write, write_report
 from fairway.cli.consoles import fail, note, results, working
 from fairway.cli.islands import read_settings, started
 from fairway.cli.options import Json
@@ -46,6 +46,8 @@ def record_step(
     if captured is None:
         fail(f"the script ended with status {code}, so {otherwise}")
         raise SystemExit(code)
+    for sentence in gaps(captured.text):
+        note(sentence)
     try:
         write_report(run, captured, path.with_suffix(REPORT))
     except CaptureError as error:
