@@ -3,7 +3,8 @@
 The machine is fitted on every other measured step: the time of each node, the time from one
 computation of a gang to its next one, and from the arrival of a message to the computation that it
 is for. The steps are then simulated from these figures and the program's dependencies, and compared
-with the steps in between, which no figure was fitted on.
+with the steps in between, which no figure was fitted on. Steps in which the script or the machine
+paused are left out of both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = ["Compared", "Comparison", "compare", "compare_reports"]
 
 WARM_UP = 0.25
 """Part of a report that is left out at first: hosts still compile, and wait for one another."""
+PAUSE = 3.0
+"""A step that takes over this many times the median is left out."""
 DRAWN = 2
 """Consecutive steps of a picture."""
 
@@ -63,7 +66,7 @@ class Comparison:
     machine: FittedMachine | None
     measured: StepReport
     predicted: StepReport
-    compared: range
+    compared: Sequence[int]
 
     @property
     def step(self) -> Compared:
@@ -245,11 +248,11 @@ def compare(program: str, measured: StepReport) -> Comparison:
     graph = _native.StepGraph.of_program(program)
     _check(graph, measured)
     count = len(measured.steps)
-    warm = max(1, round(WARM_UP * count))
-    machine = fit(graph, measured, range(warm, count, 2))
+    kept, longest_ns = _typical_steps(measured)
+    machine = fit(graph, measured, kept[::2], longest_ns)
     predicted = simulate(graph, machine, count)
     report = StepReport(graph.name, "simulated", measured.graph, predicted)
-    return Comparison(graph, machine, measured, report, range(warm + 1, count, 2))
+    return Comparison(graph, machine, measured, report, kept[1::2])
 
 
 def compare_reports(
@@ -263,11 +266,19 @@ def compare_reports(
     _check(graph, measured)
     _check(graph, predicted)
     count = min(len(measured.steps), len(predicted.steps))
-    warm = max(1, round(WARM_UP * count))
     first, second = (
         dataclasses.replace(report, steps=report.steps[:count]) for report in (measured, predicted)
     )
-    return Comparison(graph, None, first, second, range(warm + 1, count))
+    kept, _ = _typical_steps(first)
+    return Comparison(graph, None, first, second, kept[1:])
+
+
+def _typical_steps(measured: StepReport) -> tuple[list[int], float]:
+    """Returns the steps behind the warm-up that did not pause, and the longest time that counts."""
+    count = len(measured.steps)
+    warm = range(max(1, round(WARM_UP * count)), count)
+    longest_ns = PAUSE * statistics.median(measured.periods_ns[step - 1] for step in warm)
+    return [step for step in warm if measured.periods_ns[step - 1] <= longest_ns], longest_ns
 
 
 def _check(graph: _native.StepGraph, measured: StepReport) -> None:

@@ -53,8 +53,17 @@ class FittedMachine:
     wake_ns: dict[Unit, int]
 
 
-def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) -> FittedMachine:
-    """Fits a machine on some steps of a measured report."""
+def fit(
+    graph: _native.StepGraph, measured: StepReport, steps: Iterable[int], longest_ns: float
+) -> FittedMachine:
+    """Fits a machine on some steps of a measured report.
+
+    Args:
+        graph: the step graph.
+        measured: its measured report.
+        steps: those to fit on.
+        longest_ns: a longer wait is a pause of the script, and no launch.
+    """
     work = StepUnits(graph)
     ready = work.readiness(measured.steps)
     times: dict[int, list[int]] = defaultdict(list)
@@ -67,6 +76,8 @@ def fit(graph: _native.StepGraph, measured: StepReport, steps: Iterable[int]) ->
             if node.kind == "compute":
                 gang = node.devices[0]
                 waited = max(0, span.begin_ns - last.at_ns)
+                if waited > longest_ns:
+                    continue
                 if last.node is None or work.nodes[last.node].kind == "compute":
                     launches[gang].append(waited)
                 else:
