@@ -86,7 +86,8 @@ test-all: build
 test-fast: build
 	$(MAKE) --no-print-directory --jobs=2 --keep-going test-rust-fast test-python-fast
 
-CARGO_TEST := cargo test --workspace --quiet --exclude fairway-py
+# Without make's flags: rustdoc would warn that it cannot share make's job slots.
+CARGO_TEST := env -u MAKEFLAGS cargo test --workspace --quiet --exclude fairway-py
 
 test-rust:
 	$(CARGO_TEST)
