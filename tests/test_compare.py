@@ -16,7 +16,7 @@ from test_capture import SINGLE_DEVICES
 from typer.testing import CliRunner
 
 from fairway._native import StepGraph
-from fairway.analysis.comparing import compare
+from fairway.analysis.comparing import Comparison, compare
 from fairway.analysis.machine import FittedMachine, Unit, simulate
 from fairway.cli import app
 from fairway.errors import CaptureError, ConfigError, ReportError
@@ -155,6 +155,14 @@ def test_a_machine_that_is_as_modelled_is_predicted(name: str) -> None:
     assert found.compared == [*range(7, 24, 2)]
 
 
+def compare_one(spans: list[dict[int, Span]]) -> Comparison:
+    """Compares measured steps of a program that calls one function."""
+    program = "program @one\nfunction @f 1ns\ninput %0: float32[] on [0] carried from %1\n"
+    program += "node %1: float32[] on [0] = call @f (%0)\nreturn (%1)\n"
+    graph = digest(StepGraph.of_program(program))
+    return compare(program, StepReport("one", "measured", graph, spans))
+
+
 def test_the_error_is_that_of_the_steps_that_were_not_fitted() -> None:
     """Every other step is twice as slow: the fit is on fast ones, the comparison on slow ones."""
     spans, begin = [], 0
@@ -162,10 +170,7 @@ def test_the_error_is_that_of_the_steps_that_were_not_fitted() -> None:
         length = 10 * MS if step % 2 == 0 else 20 * MS
         spans.append({0: Span(begin, begin + length)})
         begin += length
-    program = "program @one\nfunction @f 1ns\ninput %0: float32[] on [0] carried from %1\n"
-    program += "node %1: float32[] on [0] = call @f (%0)\nreturn (%1)\n"
-    graph = digest(StepGraph.of_program(program))
-    found = compare(program, StepReport("one", "measured", graph, spans))
+    found = compare_one(spans)
     assert found.compared == [*range(5, 16, 2)]
     assert found.step.measured_ns == 20 * MS
     assert found.step.error == pytest.approx(-0.5)
@@ -180,10 +185,7 @@ def test_pauses_are_no_part_of_the_machine(waits: bool) -> None:
         length = 1000 * MS if not waits and step == 5 else 9 * MS
         spans.append({0: Span(begin, begin + length)})
         begin += length
-    program = "program @one\nfunction @f 1ns\ninput %0: float32[] on [0] carried from %1\n"
-    program += "node %1: float32[] on [0] = call @f (%0)\nreturn (%1)\n"
-    graph = digest(StepGraph.of_program(program))
-    found = compare(program, StepReport("one", "measured", graph, spans))
+    found = compare_one(spans)
     assert found.compared == [4, 7, 9, 11]
     assert found.step.measured_ns == pytest.approx(10 * MS)
     assert found.step.error == pytest.approx(0, abs=0.01)

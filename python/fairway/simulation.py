@@ -72,7 +72,7 @@ class Simulated:
 
     def table(self) -> Table:
         """Returns the figures as a table."""
-        table = Table(title=self._title(), show_header=False)
+        table = Table(title=f"{self._title()}, simulated", show_header=False)
         for name, value in self.figures.items():
             table.add_row(name, _shown(name, value))
         return table
@@ -121,7 +121,7 @@ class Simulated:
             ConfigError: the workload has no plan, or matplotlib is missing.
         """
         if self.step is not None:
-            self.step.draw(path, f"{self.workload} on {self.fabric}")
+            self.step.draw(path, self._title())
             return
         plan = self._planned()
         if not self.links:
@@ -149,12 +149,12 @@ class Simulated:
             ylim=(0, 1.05),
             title="all links over time",
         )
-        canvas.suptitle(self._title(), fontsize=10)
+        canvas.suptitle(f"{self._title()}, simulated", fontsize=10)
         save(canvas, path)
 
     def _title(self) -> str:
         # Of a file, its name.
-        return f"{self.workload.rpartition('/')[2]} on {self.fabric}, simulated"
+        return f"{self.workload.rpartition('/')[2]} on {self.fabric}"
 
     def _planned(self) -> _native.Plan:
         if self.plan is None:

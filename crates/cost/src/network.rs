@@ -159,11 +159,8 @@ impl NetworkModel for Interconnect {
         let at = |rate: BitsPerSecond, latency: Nanos| Port { rate, latency }.time(size);
         match &self.kind {
             InterconnectKind::Links(paths) => {
-                let network = paths.fabric().network();
-                let path = paths.path(source, target);
-                let rates = path.iter().map(|&link| network.link(link).rate.0);
-                let rate = rates.fold(f64::INFINITY, f64::min);
-                at(BitsPerSecond(rate), self.latency_between(source, target))
+                let (rate, latency) = paths.along_path(source, target);
+                at(rate, latency)
             }
             InterconnectKind::Cluster { per_server, server, .. }
                 if source / per_server != target / per_server =>

@@ -103,9 +103,14 @@ impl CollectiveKind {
         }
     }
 
+    /// Returns the depth of binary trees of `ranks`.
+    pub fn tree_levels(ranks: u32) -> u32 {
+        ranks.max(1).next_power_of_two().ilog2()
+    }
+
     /// Returns the number of sequential messages over binary trees of `ranks` (latency term).
     pub fn rounds(&self, ranks: u32) -> u32 {
-        self.passes() * ranks.max(1).next_power_of_two().ilog2()
+        self.passes() * Self::tree_levels(ranks)
     }
 }
 

@@ -144,7 +144,7 @@ pub(crate) fn plan_step(
     })
 }
 
-/// All execution options of a collective: name, and predicted time alone (ns).
+/// All execution options of a collective: form, and predicted time alone (ns).
 #[pyfunction]
 pub(crate) fn collective_options(
     collective: &PyCollective,
@@ -154,5 +154,5 @@ pub(crate) fn collective_options(
 ) -> PyResult<Vec<(String, u64)>> {
     let (costs, variety) = channels_of(costs, segments)?;
     let options = executions(&collective.0, element, &costs, &variety);
-    Ok(options.iter().map(|option| (option.to_string(), option.alone().0)).collect())
+    Ok(options.iter().map(|option| (option.form.clone(), option.alone().0)).collect())
 }

@@ -52,13 +52,14 @@ impl PyTopology {
         self.0.links().is_some()
     }
 
-    /// The links that packets take. Raises `ValueError` if its model has shares of bandwidth or circuits instead.
+    /// The links that packets take. Raises `ValueError` if its model has shares of bandwidth or
+    /// circuits instead.
     #[getter]
     pub(crate) fn fabric(&self) -> PyResult<PyFabric> {
         let links = self.0.links().ok_or_else(|| {
             PyValueError::new_err(format!(
-                "{} is modelled by shares of bandwidth or optical circuits, not by links; expected a packet network, such as \
-                 dragonfly:264, torus:8x8 or fattree:8",
+                "{} is modelled by shares of bandwidth or optical circuits, not by links; expected a \
+                 packet network, such as dragonfly:264, torus:8x8 or fattree:8",
                 self.0
             ))
         })?;

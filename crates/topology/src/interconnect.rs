@@ -146,10 +146,7 @@ impl Interconnect {
     pub fn latency_between(&self, source: u32, target: u32) -> Nanos {
         match &self.kind {
             _ if source == target => Nanos(0),
-            InterconnectKind::Links(paths) => {
-                let network = paths.fabric().network();
-                paths.path(source, target).iter().map(|&link| network.link(link).latency).sum()
-            }
+            InterconnectKind::Links(paths) => paths.along_path(source, target).1,
             _ => self.latency,
         }
     }

@@ -61,6 +61,14 @@ impl LinkPaths {
         paths.entry((source, target)).or_insert_with(made).clone()
     }
 
+    /// Returns the bandwidth and the latency of the path from one chip to another.
+    pub fn along_path(&self, source: u32, target: u32) -> (BitsPerSecond, Nanos) {
+        let (network, path) = (self.fabric.network(), self.path(source, target));
+        let links = || path.iter().map(|&link| network.link(link));
+        let rate = links().map(|link| link.rate.0).fold(f64::INFINITY, f64::min);
+        (BitsPerSecond(rate), links().map(|link| link.latency).sum())
+    }
+
     /// Rate of each chip to the chip `stride` further on, when all of the first `stride * count` chips
     /// send around rings of `count` chips. O(chips · hops) when first asked for.
     pub fn ring_rate(&self, stride: u32, count: u32) -> BitsPerSecond {

@@ -154,7 +154,8 @@ impl Topology {
         self.interconnect.devices
     }
 
-    /// The links that packets take; `None` of interconnects that are modelled by shares of bandwidth or circuits.
+    /// The links that packets take; `None` of interconnects that are modelled by shares of bandwidth
+    /// or circuits.
     pub fn links(&self) -> Option<&Fabric> {
         match &self.interconnect.kind {
             InterconnectKind::Links(paths) => Some(paths.fabric()),

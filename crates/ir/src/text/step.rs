@@ -196,7 +196,10 @@ fn read_op(words: &mut Words<'_>) -> Result<StepOp, TextError> {
         }
         Err(_) => {
             words.rest = start;
-            words.error("a collective whose root is a rank, with a block for each pair, of at most 2^48 elements")
+            words.error(
+                "a collective whose root is a rank, with a block for each pair, of at most 2^48 \
+                 elements",
+            )
         }
     }
 }

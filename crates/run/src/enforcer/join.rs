@@ -53,10 +53,7 @@ impl Team<'_> {
                         .iter()
                         .any(|line: &Vec<Option<ReliableStream>>| line[rank as usize].is_none())
                 });
-                let is_known = |&rank: &u32| self.plane.knows(self.hosts[rank as usize]);
-                let is_lost =
-                    |rank: &u32| !is_known(rank) || self.plane.is_gone(self.hosts[*rank as usize]);
-                if let Some(lost) = absent.clone().find(is_lost) {
+                if let Some(lost) = absent.clone().find(|&rank| self.is_lost(rank)) {
                     return Err(self.absent(lost, LOST));
                 }
                 if left.is_zero() {
@@ -76,6 +73,12 @@ impl Team<'_> {
             }
         }
         Ok(lines)
+    }
+
+    /// Whether a rank's host was reported lost, or refuses connections.
+    fn is_lost(&self, rank: u32) -> bool {
+        let host = self.hosts[rank as usize];
+        !self.plane.knows(host) || self.plane.is_gone(host)
     }
 
     /// Fails if this rank can open no more file descriptors. Such a rank can neither connect nor
@@ -106,13 +109,12 @@ impl Team<'_> {
     ) -> Result<Socket, EnforcerError> {
         let lane = LaneName { team: self.name, channel, epoch: 0, via: via.channel.0 };
         let host = self.hosts[rank as usize];
-        let is_lost = || !self.plane.knows(host) || self.plane.is_gone(host);
         let attempt = || -> Result<Socket, String> {
             let opened = self.plane.open_lane(host, lane, 0, self.meeting);
             let mut socket = opened.map_err(|error| error.to_string())?;
             let mut accepts = || lane.await_acceptance(&mut socket, LOOK);
             while !accepts().map_err(|error| format!("it refuses the connection: {error}"))? {
-                if is_lost() || Instant::now() >= deadline {
+                if self.is_lost(rank) || Instant::now() >= deadline {
                     return Err("it does not accept the connection".to_owned());
                 }
             }
@@ -124,7 +126,7 @@ impl Team<'_> {
                 Err(failure) => failure,
             };
             self.check_files()?;
-            if is_lost() {
+            if self.is_lost(rank) {
                 return Err(self.absent(rank, LOST));
             }
             if Instant::now() >= deadline {

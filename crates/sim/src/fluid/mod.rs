@@ -436,11 +436,6 @@ impl<'a> Fluid<'a> {
     }
 }
 
-/// Returns the flows of an operation as (source in the part, target anywhere, bytes).
-///
-/// Collectives use a ring of their devices, 1 / n of each vector at a time, or both sides of a row of
-/// devices, where data from both ends are reduced and sent back at the same time. Blocks of an
-/// all-to-all go from each device directly to each other device.
 /// Time until the first byte arrives: of a transfer its path's latency, of a collective that of a tree
 /// algorithm, as for small messages, whose distances double.
 fn latency_of(op: &StepOp, interconnect: &Interconnect) -> Nanos {
@@ -448,7 +443,7 @@ fn latency_of(op: &StepOp, interconnect: &Interconnect) -> Nanos {
         StepOp::Compute { .. } => Nanos(0),
         StepOp::Transfer { source, target, .. } => interconnect.latency_between(*source, *target),
         StepOp::Collective(op) => {
-            let levels = op.devices.len().next_power_of_two().ilog2();
+            let levels = CollectiveKind::tree_levels(op.devices.len() as u32);
             let others = (0..levels).map(|level| op.devices[1 << level]);
             let latency: Nanos =
                 others.map(|other| interconnect.latency_between(op.devices[0], other)).sum();
@@ -457,6 +452,11 @@ fn latency_of(op: &StepOp, interconnect: &Interconnect) -> Nanos {
     }
 }
 
+/// Returns the flows of an operation as (source in the part, target anywhere, bytes).
+///
+/// Collectives use a ring of their devices, 1 / n of each vector at a time, or both sides of a row of
+/// devices, where data from both ends are reduced and sent back at the same time. Blocks of an
+/// all-to-all go from each device directly to each other device.
 fn flows_of<'a>(
     op: &'a StepOp,
     devices: u32,

@@ -170,7 +170,7 @@ def _strategies(collective: Collective, channel: int) -> dict[str, float]:
     """Returns milliseconds of each strategy on one channel, by its name."""
     given = [production.CHANNELS[channel].terms]
     found = _native.collective_options(collective, 4, given, [1])
-    return {name.partition(", ")[0]: time / 1e6 for name, time in found}
+    return {form: time / 1e6 for form, time in found}
 
 
 def _by_size(
