@@ -151,6 +151,7 @@ def _metadata() -> messages.ProgramMetadata:
         code_bytes=0,
         costs=[],
         input=None,
+        collectives=[],
     )
 
 

@@ -67,7 +67,7 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert all(function["time_ns"] > 0 for function in step["functions"])
     assert step["moves"] == [(32, [0, 1], [2, 3]), (32, [2, 3], [0, 1])]
     assert "donated" in output.read_text()
-    assert all(counted[1] > 0 for _, _, counted in _native.program_nodes(read(output))[0])
+    assert all(counted[1] > 0 for _, _, counted, _ in _native.program_nodes(read(output))[0])
     assert "2-3" in ended.stdout
     # What can be planned of it: two gangs, and the transfers between them.
     graph = graphs.of_program(read(output))
@@ -113,6 +113,57 @@ def test_arrays_that_jax_copies_in_place_keep_their_producers(tmp_path):
     assert len(nodes) == 3
     assert nodes[1].endswith("move (%1)")
     assert nodes[2].endswith("(%2)"), nodes
+
+
+REPLICAS = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+islands = [[d for d in jax.devices() if d.island == i] for i in (0, 1)]
+both = NamedSharding(Mesh(np.array(islands), ("island", "x")), P("island", "x"))
+on = [NamedSharding(Mesh(np.array([ds]), ("island", "x")), P("island", "x")) for ds in islands]
+gradient, update = jax.jit(lambda w, x: w * x), jax.jit(lambda w, g: w - 0.1 * g)
+sum_of = jax.jit(jax.shard_map(
+    lambda g: jax.lax.psum(g, "island"), mesh=both.mesh, in_specs=both.spec, out_specs=P(None, "x")
+))
+weights = [jax.device_put(np.ones((1, 64), "f4"), one) for one in on]
+for step in range(6):
+    batch = [jax.device_put(np.full((1, 64), step, "f4"), one) for one in on]
+    gradients = [gradient(w, x) for w, x in zip(weights, batch)]
+    shards = [s.data for g in gradients for s in g.addressable_shards]
+    total = sum_of(jax.make_array_from_single_device_arrays((2, 64), both, shards))
+    shards = [s.data for s in total.addressable_shards]
+    pairs = zip(on, (shards[:2], shards[2:]))
+    totals = [jax.make_array_from_single_device_arrays((1, 64), one, pair) for one, pair in pairs]
+    weights = [update(w, t) for w, t in zip(weights, totals)]
+print(weights)
+"""
+
+
+def test_collectives_between_islands_are_part_of_the_step(tmp_path):
+    """A jit of collectives over both islands, of arrays assembled from those of each."""
+    ended, output = capture(tmp_path, REPLICAS)
+    assert ended.returncode == 0, ended.stderr
+    text = read(output)
+    # A host is a rank; the shards of its two devices are different parts of the sum.
+    [(name, kind, ranks, size, times)] = _native.read_program(text)["collectives"]
+    assert (name, kind, ranks, size, times) == ("jit__lambda:2", "all_reduce", [0, 2], 256, 1)
+    assert "collectives" in ended.stdout
+    [uploaded] = gaps(text)
+    assert "sends 2 arrays" in uploaded
+    graph = graphs.of_program(text)
+    assert graph.devices == 2
+    [total] = [n for n, node in enumerate(graph.nodes) if node.kind == "all_reduce"]
+    made = graph.nodes[total].after
+    assert sorted(graph.nodes[number].devices for number in made) == [[0], [1]]
+    read_by = [node for node in graph.nodes if total in node.after]
+    assert sorted(node.devices for node in read_by) == [[0], [1]]
+    back = [n for n, node in enumerate(graph.nodes) if total in node.after]
+    first = [node for node in graph.nodes if node.kind == "compute" and not node.after]
+    assert sorted(number for node in first for number, _ in node.carried) == back
+    for command in (["explain"], ["place"]):
+        found = CliRunner().invoke(app, [*command, str(output), "--fabric", "elect-flat:2"])
+        assert found.exit_code == 0, found.output
 
 
 def test_sparse_exchanges_are_listed(tmp_path):

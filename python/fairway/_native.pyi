@@ -556,7 +556,7 @@ def share_devices(
 def program_nodes(
     text: str,
 ) -> tuple[
-    list[tuple[str, int | None, tuple[int, int] | None]],
+    list[tuple[str, int | None, tuple[int, int] | None, bool]],
     list[tuple[int, int]],
     int,
     list[tuple[int | None, list[int], list[int], list[int], list[int]]],

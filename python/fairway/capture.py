@@ -101,7 +101,7 @@ def read(path: Path) -> str:
 
 
 def summary(text: str) -> list[Table]:
-    """Returns tables of the computations, transfers and sparse exchanges of a program."""
+    """Returns tables of what a program computes and communicates."""
     program = _native.read_program(text)
     functions = Table("function", "calls", "devices", "time of one", "in all", title="runs")
     for function in program["functions"]:
@@ -121,21 +121,30 @@ def summary(text: str) -> list[Table]:
         total[1] += size
     for (source, target), (count, size) in totals.items():
         moves.add_row(source, target, str(count), f"{size / 2**20:.3f} MiB")
+    collectives = Table("function", "collective", "devices", "bytes", "times", title="collectives")
+    for name, kind, ranks, size, times in program["collectives"]:
+        collectives.add_row(name, kind, _numbers(ranks), f"{size / 2**20:.3f} MiB", str(times))
     exchanges = Table("exchange", "from devices", "to devices", "times", title="sparse exchanges")
     for name, source, target, count in program["exchanges"]:
         exchanges.add_row(name, _numbers(source), _numbers(target), str(count))
-    return [table for table in (functions, moves, exchanges) if table.row_count]
+    return [table for table in (functions, moves, collectives, exchanges) if table.row_count]
 
 
 def gaps(text: str) -> list[str]:
-    """Returns sentences on what predictions of a program leave out, for want of measured times."""
-    functions = _native.read_program(text)["functions"]
-    return [
+    """Returns sentences on what predictions of a program leave out."""
+    program = _native.read_program(text)
+    found = [
         f"{function['name']} has no measured time; predictions take it for 0, and leave out what "
         "it communicates"
-        for function in functions
+        for function in program["functions"]
         if function["calls"] and function["time_ns"] is None
     ]
+    if uploaded := program["uploaded"]:
+        found.append(
+            f"the client sends {len(uploaded)} arrays of {sum(uploaded) / 2**20:.3f} MiB in all in "
+            "each step; predictions take them as there"
+        )
+    return found
 
 
 def _milliseconds(nanoseconds: int) -> str:

@@ -7,7 +7,7 @@
 //! Source: PATHWAYS §3 (program tracing). Differs from the paper: 1. The client need not annotate
 //! anything; the loop of its script is detected.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use base::{BufferId, Nanos};
@@ -26,6 +26,18 @@ const TAIL_LIMIT: usize = 1 << 12;
 
 /// An array as an operand or result of an operation.
 type ArrayUse = (BufferId, Arc<ArraySpec>);
+
+/// For each buffer that shares shards, the arrays whose shards they were made as.
+type Shared = BTreeMap<BufferId, Shares>;
+
+/// The arrays whose shards a buffer shares.
+#[derive(Debug, Clone)]
+enum Shares {
+    /// All shards of one, in the same place.
+    All(BufferId),
+    /// Some shards of each.
+    Some(Vec<ArrayUse>),
+}
 
 /// An operation of a client.
 #[derive(Debug, Clone)]
@@ -62,8 +74,9 @@ impl Note {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     notes: VecDeque<Note>,
-    /// Buffers that share all shards of another, such as a copy to where the array already is.
-    aliases: BTreeMap<BufferId, BufferId>,
+    /// Buffers that share shards of others, and the arrays that these were made as. A copy to where
+    /// the array already is shares all shards of one.
+    shared: Shared,
 }
 
 impl Log {
@@ -87,8 +100,8 @@ impl Log {
         });
     }
 
-    /// Notes a buffer that shares shards of others, if they are all shards of one.
-    pub fn note_alias(
+    /// Notes a buffer that shares shards of others.
+    pub fn note_shared(
         &mut self,
         (buffer, spec): (BufferId, &ArraySpec),
         sources: &[(Buffer, u32)],
@@ -97,15 +110,28 @@ impl Log {
         let is_next = |(position, (source, from)): (u32, &(Buffer, u32))| {
             source.id == whole.id && *from == position
         };
-        let is_all = whole.spec.sharding.devices.len() == sources.len();
-        if whole.spec.dims != spec.dims || !is_all || !(0..).zip(sources).all(is_next) {
-            return;
+        let is_all = whole.spec.dims == spec.dims
+            && whole.spec.sharding.devices.len() == sources.len()
+            && (0..).zip(sources).all(is_next);
+        let shares = if is_all {
+            self.shared.get(&whole.id).cloned().unwrap_or(Shares::All(whole.id))
+        } else {
+            let mut arrays: Vec<ArrayUse> = Vec::new();
+            for (source, _) in sources {
+                let found = match self.shared.get(&source.id) {
+                    Some(Shares::Some(arrays)) => arrays.clone(),
+                    _ => vec![(self.made_as(source.id), source.spec.clone())],
+                };
+                arrays.extend(found);
+                arrays.sort_by_key(|array| array.0);
+                arrays.dedup_by_key(|array| array.0);
+            }
+            Shares::Some(arrays)
+        };
+        if self.shared.len() == LOG_LIMIT {
+            self.shared.pop_first();
         }
-        if self.aliases.len() == LOG_LIMIT {
-            self.aliases.pop_first();
-        }
-        let source = self.made_as(whole.id);
-        self.aliases.insert(buffer, source);
+        self.shared.insert(buffer, shares);
     }
 
     /// Logs a transfer of an array.
@@ -132,14 +158,15 @@ impl Log {
         if begin == end {
             return None;
         }
-        let mut writer = Writer::default();
-        writer.program.name = name;
-        writer.inputs(&notes[begin..end]);
-        for note in &notes[begin..end] {
+        let program = Program { name, ..Program::default() };
+        let mut writer = Writer { program, shared: self.shared, ..Writer::default() };
+        let (before, step) = (&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
+        writer.inputs(before, step);
+        for note in step {
             writer.add(note, time);
         }
-        writer.results(&notes[begin..end], &notes[end..]);
-        writer.carry(&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
+        writer.results(step, &notes[end..]);
+        writer.carry(before, step);
         Some(writer.program)
     }
 
@@ -150,9 +177,12 @@ impl Log {
         self.notes.push_back(note);
     }
 
-    /// Returns the buffer that the array was made as.
+    /// Returns the buffer that the array was made as, if it is one.
     fn made_as(&self, buffer: BufferId) -> BufferId {
-        self.aliases.get(&buffer).copied().unwrap_or(buffer)
+        match self.shared.get(&buffer) {
+            Some(&Shares::All(whole)) => whole,
+            _ => buffer,
+        }
     }
 
     /// Returns the range of the last step; the whole log if nothing repeats.
@@ -176,6 +206,7 @@ impl Log {
 #[derive(Default)]
 struct Writer {
     program: Program,
+    shared: Shared,
     values: HashMap<BufferId, ValueId>,
     functions: BTreeMap<u64, FunctionId>,
 }
@@ -188,23 +219,46 @@ impl Writer {
         id
     }
 
-    /// Declares arrays that are read and not made here as inputs.
-    fn inputs(&mut self, notes: &[Note]) {
-        let mut made: std::collections::HashSet<BufferId> = std::collections::HashSet::new();
+    /// Declares arrays that are read and not made here as inputs. Those that are neither older than the
+    /// previous repetition nor made by it come from the client.
+    fn inputs(&mut self, before: &[Note], notes: &[Note]) {
+        let results = |notes: &[Note]| -> HashSet<BufferId> {
+            notes.iter().flat_map(|note| note.results.iter().map(|result| result.0)).collect()
+        };
+        let earlier = results(before);
+        let since = earlier.iter().min().copied();
+        let mut made: HashSet<BufferId> = HashSet::new();
         for note in notes {
-            for arg in &note.args {
+            for arg in
+                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).collect::<Vec<_>>()
+            {
                 if !made.contains(&arg.0) && !self.values.contains_key(&arg.0) {
-                    self.value(arg);
+                    let input = self.value(&arg);
                     self.program.inputs += 1;
+                    if since.is_some_and(|since| arg.0 > since) && !earlier.contains(&arg.0) {
+                        self.program.uploaded.push(input.0);
+                    }
                 }
             }
             made.extend(note.results.iter().map(|result| result.0));
         }
     }
 
+    /// Returns the value of an argument; assembles it if it is of shards of others.
+    fn read(&mut self, arg: &ArrayUse) -> ValueId {
+        if let Some(&value) = self.values.get(&arg.0) {
+            return value;
+        }
+        let parts = arrays(&self.shared, arg);
+        let args = parts.iter().map(|part| self.values[&part.0]).collect();
+        let results = self.make(std::slice::from_ref(arg));
+        let value = ValueId(results.start);
+        self.push(Operation::Assemble, args, results, SmallVec::new());
+        value
+    }
+
     fn add(&mut self, note: &Note, time: &dyn Fn(&Executable) -> Option<Nanos>) {
-        let args: SmallVec<[ValueId; 8]> =
-            note.args.iter().map(|arg| self.values[&arg.0]).collect();
+        let args: SmallVec<[ValueId; 8]> = note.args.iter().map(|arg| self.read(arg)).collect();
         for &index in &note.donated {
             let value = args[index as usize].0;
             if value < self.program.inputs {
@@ -266,7 +320,11 @@ impl Writer {
         time: Option<Nanos>,
     ) -> FunctionId {
         let (name, work) = (self.unique(name), executable.work());
-        self.program.functions.push(Function { name, time, work });
+        let collectives = match &executable.form {
+            ExecutableForm::Exchange(collectives) => collectives.clone(),
+            ExecutableForm::Gang | ExecutableForm::Dataflow(_) => Vec::new(),
+        };
+        self.program.functions.push(Function { name, time, work, collectives });
         FunctionId(self.program.functions.len() as u32 - 1)
     }
 
@@ -334,7 +392,9 @@ impl Writer {
             }
         }
         let mut carried: Vec<Carried> = Vec::new();
-        for arg in notes.iter().flat_map(|note| &note.args) {
+        for arg in
+            notes.iter().flat_map(|note| &note.args).flat_map(|arg| arrays(&self.shared, arg))
+        {
             let input = self.values[&arg.0];
             let Some(&from) = made.get(&arg.0) else { continue };
             let is_alike = self.program.value(input) == self.program.value(from);
@@ -352,11 +412,15 @@ impl Writer {
     fn results(&mut self, notes: &[Note], later: &[Note]) {
         let made = |seen: &ArrayUse| self.values.get(&seen.0).copied();
         let mut results: Vec<ValueId> = Vec::new();
-        let read_later = later.iter().flat_map(|note| &note.args).filter_map(made);
+        let read = |notes: &[Note]| -> Vec<ArrayUse> {
+            let args = notes.iter().flat_map(|note| &note.args);
+            args.flat_map(|arg| arrays(&self.shared, arg)).collect()
+        };
+        let read_later = read(later);
+        let read_later = read_later.iter().filter_map(made);
         results.extend(read_later.filter(|value| value.0 >= self.program.inputs));
         if results.is_empty() {
-            let read: std::collections::HashSet<BufferId> =
-                notes.iter().flat_map(|note| note.args.iter().map(|arg| arg.0)).collect();
+            let read: HashSet<BufferId> = read(notes).iter().map(|array| array.0).collect();
             let ends = notes.iter().flat_map(|note| &note.results);
             results.extend(ends.filter(|seen| !read.contains(&seen.0)).filter_map(made));
         }
@@ -365,5 +429,13 @@ impl Writer {
         self.program.results = results;
         self.program.donated.sort_unstable();
         self.program.donated.dedup();
+    }
+}
+
+/// Returns the arrays of whose shards an argument consists: itself, unless it shares shards.
+fn arrays(shared: &Shared, arg: &ArrayUse) -> Vec<ArrayUse> {
+    match shared.get(&arg.0) {
+        Some(Shares::Some(arrays)) => arrays.clone(),
+        _ => vec![arg.clone()],
     }
 }

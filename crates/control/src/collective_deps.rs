@@ -71,6 +71,7 @@ impl Waits {
                     self.reached.insert(host, before.clone());
                 }
             }
+            Operation::Assemble => {}
             Operation::Move { .. } => {
                 follow(&mut self.sent, hosts, &mut before);
                 for arg in &node.args {

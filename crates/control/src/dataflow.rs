@@ -206,5 +206,6 @@ pub(crate) fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[Array
         code_bytes: 0,
         costs: None,
         input: None,
+        collectives: Vec::new(),
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, ClientId, DeviceId, HostId, Nanos, Status, TransferTag};
+use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Nanos, Status, TransferTag};
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
@@ -49,7 +49,7 @@ pub(crate) fn lower(
         ends.push(lowering.ends());
         let function = match &node.operation {
             Operation::Call { function, .. } => Some(&functions[function.0 as usize]),
-            Operation::Move { .. } | Operation::Sparse(_) => None,
+            Operation::Assemble | Operation::Move { .. } | Operation::Sparse(_) => None,
         };
         times.push(function.map_or(Nanos(0), |function| function.expected_time()));
         inputs.push(function.and_then(|function| function.compiled.input));
@@ -136,6 +136,10 @@ impl Lowering<'_> {
                 let mut hosts = self.touched.clone();
                 hosts.extend(values.flat_map(|value| self.hosts(value)));
                 self.waits.pass(node, &Vec::from_iter(hosts));
+            }
+            Operation::Assemble => {
+                let message = "a program to be run assembles no arrays from shards";
+                return Err(Status::new(Code::Unimplemented, message.to_owned()));
             }
             Operation::Sparse(sparse) => {
                 let ends = sparse.ends(self.program, number.0, node);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{
     BufferId, Bytes, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
 };
-use ir::{ArraySpec, Operation, Program, Sharding, Work};
+use ir::{ArraySpec, CollectiveOp, Operation, Program, Sharding, Work};
 use protocol::Command;
 use smallvec::SmallVec;
 use topology::Cluster;
@@ -15,15 +15,16 @@ use crate::events::{Handle, RequestId};
 use crate::objects::Buffer;
 use crate::reshard;
 use crate::submissions::Member;
-use protocol::{Compiled, CostAnalysis};
+use protocol::{Compiled, CostAnalysis, HostCollective};
 
 /// How a program is executed.
 #[derive(Debug)]
 pub(crate) enum ExecutableForm {
     /// As one gang on the devices of a single island.
     Gang,
-    /// As collectives exchanged in messages between hosts of several islands.
-    Exchange,
+    /// As collectives of hosts of several islands: these, in order. Their ranks are indices into the
+    /// executable's devices.
+    Exchange(Vec<CollectiveOp>),
     /// As the steps of a whole program.
     Dataflow(Arc<Dataflow>),
 }
@@ -249,7 +250,7 @@ impl Executable {
         let devices = &buffer.spec.sharding.devices;
         let wanted = match &self.form {
             ExecutableForm::Gang => &self.devices,
-            ExecutableForm::Exchange => {
+            ExecutableForm::Exchange(_) => {
                 self.check_cut(index, buffer)?;
                 &self.devices
             }
@@ -331,6 +332,8 @@ pub(crate) struct Compiling {
     pub source: CompileSource,
     pub hosts: Arc<[HostId]>,
     pub compiled: Option<Box<Compiled>>,
+    /// Collectives of the hosts that have answered.
+    pub collectives: Vec<HostCollective>,
     pub purpose: Purpose,
 }
 
@@ -348,6 +351,14 @@ pub(crate) enum Purpose {
 }
 
 impl Compiling {
+    /// Adds what a host has compiled; the metadata is the leader's.
+    pub fn add(&mut self, host: HostId, mut found: Box<Compiled>) {
+        self.collectives.append(&mut found.collectives);
+        if self.compiled.is_none() || self.hosts[0] == host {
+            self.compiled = Some(found);
+        }
+    }
+
     /// Adds to an error why a program over several islands must consist of collectives only.
     pub fn explain(&self, error: &mut Status) {
         if let [(first, _), (second, _), ..] = self.islands[..]
@@ -364,6 +375,7 @@ impl Compiling {
 
     /// Returns the executable, once all hosts have it.
     pub fn finish(self, cluster: &Cluster) -> Executable {
+        let collectives = collectives_of(self.collectives, self.source.devices.len());
         let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
         let outputs: Arc<[ArraySpec]> = compiled
             .outputs
@@ -380,8 +392,10 @@ impl Compiling {
             .collect();
         let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
         let output_hosts = vec![self.hosts.clone(); outputs.len()];
-        let form =
-            if self.islands.len() > 1 { ExecutableForm::Exchange } else { ExecutableForm::Gang };
+        let form = match self.islands.len() {
+            0 | 1 => ExecutableForm::Gang,
+            _ => ExecutableForm::Exchange(collectives),
+        };
         Executable {
             id: self.id,
             form,
@@ -396,6 +410,24 @@ impl Compiling {
             output_specs,
         }
     }
+}
+
+/// Returns the distinct collectives that hosts report, each of which several may take part in.
+///
+/// # Arguments
+/// - `devices`: number of the program's devices; collectives of others are left out.
+fn collectives_of(reported: Vec<HostCollective>, devices: usize) -> Vec<CollectiveOp> {
+    let mut distinct: Vec<(u32, CollectiveOp)> = Vec::new();
+    for HostCollective { operation, text } in reported {
+        let Ok(op) = CollectiveOp::parse(&text) else { continue };
+        let is_here = op.devices.iter().all(|&rank| (rank as usize) < devices);
+        let found = (operation, op);
+        if is_here && !distinct.contains(&found) {
+            distinct.push(found);
+        }
+    }
+    distinct.sort_by_key(|(operation, _)| *operation);
+    distinct.into_iter().map(|(_, op)| op).collect()
 }
 
 /// The source that a program is compiled from.

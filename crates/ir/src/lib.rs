@@ -7,6 +7,7 @@
 mod array;
 mod collective;
 mod dtype;
+mod gangs;
 mod lower;
 mod placement;
 mod program;

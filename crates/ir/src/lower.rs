@@ -1,17 +1,18 @@
 //! Lowering of a program to a step graph: what each device computes and communicates.
 //!
 //! Devices that ever compute together are merged into one device of the step graph (a gang), since
-//! their communication inside a computation is unknown. Arrays that go from one gang to another become
-//! transfers, in equal parts if an array is on several gangs.
+//! their communication inside a computation is unknown. Collectives between gangs are nodes; arrays that
+//! go from one gang to another become transfers, in equal parts if an array is on several gangs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{Bytes, DeviceId, Nanos};
 
+use crate::gangs::GangMap;
 use crate::{
-    ArraySpec, Collective, Dependency, Devices, Node, Operation, Program, Sparse, StepGraph,
-    StepOp, ValueId,
+    ArraySpec, Collective, Dependency, Devices, Function, Node, Operation, Program, Sparse,
+    StepGraph, StepOp, ValueId,
 };
 
 /// Lowers a program that is executed repeatedly, such as a training loop, to its step graph.
@@ -44,7 +45,7 @@ use crate::{
 /// # Panics
 /// The program is not [valid](Program::verify).
 pub fn lower(program: &Program) -> StepGraph {
-    let gangs = Gangs::of(program);
+    let gangs = GangMap::of(program);
     let mut lowering = Lowering {
         program,
         step: StepGraph::new(program.name.clone(), gangs.count),
@@ -76,7 +77,7 @@ pub fn lower(program: &Program) -> StepGraph {
 /// assert_eq!(gangs, [[base::DeviceId(2), base::DeviceId(3)]]);
 /// ```
 pub fn gangs(program: &Program) -> Vec<Vec<DeviceId>> {
-    let gangs = Gangs::of(program);
+    let gangs = GangMap::of(program);
     let mut devices = vec![Vec::new(); gangs.count as usize];
     for (&device, &gang) in &gangs.of {
         devices[gang as usize].push(DeviceId(device));
@@ -114,7 +115,7 @@ impl Made {
 struct Lowering<'a> {
     program: &'a Program,
     step: StepGraph,
-    gangs: Gangs,
+    gangs: GangMap,
     drafts: Vec<Draft>,
     /// By value of the program.
     values: Vec<Made>,
@@ -136,24 +137,45 @@ impl Lowering<'_> {
         for arg in &node.args {
             before.extend(&self.values[arg.0 as usize]);
         }
-        let first = self.drafts.len() as u32;
-        match &node.operation {
+        let made = match &node.operation {
             Operation::Call { function, devices, .. } => {
                 let function = &self.program.functions[function.0 as usize];
-                if let Some(device) = devices.first() {
-                    let device = self.gangs.of[&device.0];
-                    let op = StepOp::compute(device, function.time.unwrap_or(Nanos(0)));
-                    self.last.insert(device, first);
-                    self.draft(&function.name, op, device, &before);
+                if function.collectives.is_empty() {
+                    self.compute(function, devices, before)
+                } else {
+                    self.communicate(function, devices, before)
                 }
             }
-            Operation::Sparse(Sparse::Reduce) => self.reduce(node, &before),
-            Operation::Sparse(sparse) => self.exchange(node, sparse, &before),
-            Operation::Move { .. } => {}
-        }
-        let made = self.made_since(first, before);
+            Operation::Sparse(Sparse::Reduce) => self.reduce(node, before),
+            Operation::Sparse(sparse) => self.exchange(node, sparse, before),
+            Operation::Assemble | Operation::Move { .. } => before,
+        };
         self.values.extend(node.results.clone().map(|_| made.clone()));
         self.made.push(made);
+    }
+
+    fn compute(&mut self, function: &Function, devices: &[DeviceId], before: Made) -> Made {
+        let first = self.drafts.len() as u32;
+        if let Some(device) = devices.first() {
+            let device = self.gangs.of[&device.0];
+            let op = StepOp::compute(device, function.time.unwrap_or(Nanos(0)));
+            self.last.insert(device, first);
+            self.draft(&function.name, op, device, &before);
+        }
+        self.made_since(first, before)
+    }
+
+    /// Lowers a call of a function that consists of collectives; returns when its results are there.
+    fn communicate(&mut self, function: &Function, devices: &[DeviceId], before: Made) -> Made {
+        let stages = self.gangs.stages(function, devices);
+        stages.into_iter().fold(before, |before, stage| {
+            let first = self.drafts.len() as u32;
+            for op in stage {
+                let begins = op.devices[0];
+                self.draft(&function.name, StepOp::Collective(Box::new(op)), begins, &before);
+            }
+            self.made_since(first, before)
+        })
     }
 
     /// Lowers a transfer of several arrays; each result is available once its own array has arrived.
@@ -180,7 +202,8 @@ impl Lowering<'_> {
 
     /// Lowers an exchange to transfers between all pairs of groups; data-dependent rows count as equal
     /// parts.
-    fn exchange(&mut self, node: &Node, sparse: &Sparse, before: &Made) {
+    fn exchange(&mut self, node: &Node, sparse: &Sparse, before: Made) -> Made {
+        let first = self.drafts.len() as u32;
         let program = self.program;
         let (taken, made) = sparse.widths();
         let args: Vec<u32> = node.args.iter().map(|arg| arg.0).step_by(taken).collect();
@@ -190,14 +213,16 @@ impl Lowering<'_> {
             for to in results.iter().map(|&result| program.value(ValueId(result))) {
                 if from.sharding.devices != to.sharding.devices {
                     let size = Bytes(from.bytes().0 / parts);
-                    self.transfer(&sparse.to_string(), (from, to), size, before);
+                    self.transfer(&sparse.to_string(), (from, to), size, &before);
                 }
             }
         }
+        self.made_since(first, before)
     }
 
     /// Lowers a sum over groups to an all-reduce.
-    fn reduce(&mut self, node: &Node, before: &Made) {
+    fn reduce(&mut self, node: &Node, before: Made) -> Made {
+        let first = self.drafts.len() as u32;
         let specs = node.args.iter().map(|&arg| self.program.value(arg));
         let devices: BTreeSet<u32> = specs.flat_map(|spec| self.gangs.places(spec)).collect();
         let size = self.program.value(node.args[0]).bytes();
@@ -206,8 +231,9 @@ impl Lowering<'_> {
         if devices.len() > 1
             && let Ok(op) = StepOp::collective(Collective::all_reduce, devices, size)
         {
-            self.draft("reduce", op, begins, before);
+            self.draft("reduce", op, begins, &before);
         }
+        self.made_since(first, before)
     }
 
     fn transfer(
@@ -266,58 +292,5 @@ impl Lowering<'_> {
             self.step.add(draft.name, draft.op, &after);
         }
         self.step
-    }
-}
-
-/// Union-find of devices that ever compute together.
-struct Gangs {
-    /// Gang of each device of the program.
-    of: BTreeMap<u32, u32>,
-    count: u32,
-}
-
-impl Gangs {
-    fn of(program: &Program) -> Self {
-        let mut together: BTreeMap<u32, u32> = BTreeMap::new();
-        for node in &program.nodes {
-            if let Operation::Call { devices, .. } = &node.operation
-                && let Some(first) = devices.first()
-            {
-                let first = root(&mut together, first.0);
-                for device in devices.iter() {
-                    let other = root(&mut together, device.0);
-                    together.insert(first.max(other), first.min(other));
-                }
-            }
-        }
-        for device in program.values.iter().flat_map(|spec| spec.sharding.devices.iter()) {
-            together.entry(device.0).or_insert(device.0);
-        }
-        let devices: Vec<u32> = together.keys().copied().collect();
-        let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
-        let mut of = BTreeMap::new();
-        for device in devices {
-            let count = numbers.len() as u32;
-            let number = *numbers.entry(root(&mut together, device)).or_insert(count);
-            of.insert(device, number);
-        }
-        Self { of, count: numbers.len() as u32 }
-    }
-
-    fn places(&self, spec: &ArraySpec) -> BTreeSet<u32> {
-        spec.sharding.devices.iter().map(|device| self.of[&device.0]).collect()
-    }
-}
-
-/// Returns the representative of a device's set; halves the path to it.
-fn root(together: &mut BTreeMap<u32, u32>, mut device: u32) -> u32 {
-    loop {
-        let above = *together.entry(device).or_insert(device);
-        if above == device {
-            return device;
-        }
-        let next = together[&above];
-        together.insert(device, next);
-        device = next;
     }
 }

@@ -11,7 +11,7 @@ use base::{DeviceId, Nanos};
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::{ArraySpec, Sparse};
+use crate::{ArraySpec, CollectiveOp, Sparse};
 
 /// A value of a program: the index of its description in [`Program::values`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -34,6 +34,9 @@ pub struct Function {
     pub time: Option<Nanos>,
     /// The compiler's cost estimate of one execution on each of its devices, if there is one.
     pub work: Option<Work>,
+    /// The collectives that it consists of, in order, if it is executed by teams of hosts instead of
+    /// XLA. Their devices are indices into the devices of a call, one for each host of a team.
+    pub collectives: Vec<CollectiveOp>,
 }
 
 /// The hardware-independent cost of a computation.
@@ -64,6 +67,8 @@ pub enum Operation {
     },
     /// Exchange rows with the shards that the data choose, or reduce over groups.
     Sparse(Sparse),
+    /// Make an array of shards of the arguments, which stay on their devices.
+    Assemble,
 }
 
 /// One sharded computation, or one transfer of sharded arrays.
@@ -101,6 +106,8 @@ pub struct Program {
     pub inputs: u32,
     /// Inputs that are donated: they do not exist after an execution.
     pub donated: Vec<u32>,
+    /// Inputs that the client sends in each iteration.
+    pub uploaded: Vec<u32>,
     /// Loop-carried values, ordered by input.
     pub carried: Vec<Carried>,
     /// The nodes, in topological order.

@@ -1,10 +1,11 @@
 //! Checks of programs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::DeviceId;
 
-use crate::{ArraySpec, Carried, Node, Operation, Program, ProgramError, ValueId};
+use crate::{ArraySpec, Carried, Function, Node, Operation, Program, ProgramError, ValueId};
 
 impl Program {
     /// Checks all invariants of a program.
@@ -82,6 +83,7 @@ impl Check<'_> {
                     return Err(ProgramError::Unknown { node, what, number, count });
                 }
                 self.on_devices(number, node, devices)?;
+                self.has_ranks(number, &self.program.functions[function.0 as usize], devices)?;
                 self.donate(number, node, donated.iter().copied())
             }
             Operation::Move { donated } => {
@@ -89,6 +91,7 @@ impl Check<'_> {
                 let all = if *donated { node.args.len() as u32 } else { 0 };
                 self.donate(number, node, 0..all)
             }
+            Operation::Assemble => self.assembles(number, node),
             Operation::Sparse(sparse) => sparse.ends(self.program, number, node).map(drop),
         }
     }
@@ -109,6 +112,23 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// Checks that the ranks of a function's collectives are among the devices of a call.
+    fn has_ranks(
+        &self,
+        node: u32,
+        function: &Function,
+        devices: &[DeviceId],
+    ) -> Result<(), ProgramError> {
+        let count = devices.len() as u32;
+        let ranks = function.collectives.iter().flat_map(|op| op.devices.iter().copied());
+        match ranks.max().filter(|&last| last >= count) {
+            Some(number) => {
+                Err(ProgramError::Unknown { node, what: "device of a call", number, count })
+            }
+            None => Ok(()),
+        }
+    }
+
     fn moves(&self, number: u32, node: &Node) -> Result<(), ProgramError> {
         let (found, expected) = (node.results.len() as u32, node.args.len() as u32);
         if found != expected {
@@ -121,6 +141,28 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the shards of a result are of its arguments' element type and on their devices.
+    fn assembles(&self, number: u32, node: &Node) -> Result<(), ProgramError> {
+        let (found, expected) = (node.results.len() as u32, 1);
+        if found != expected {
+            return Err(ProgramError::Count { node: number, what: "results", found, expected });
+        }
+        let made = &self.program.values[node.results.start as usize];
+        let args = node.args.iter().map(|&arg| self.program.value(arg));
+        let mut devices: BTreeSet<DeviceId> = BTreeSet::new();
+        for (value, arg) in node.args.iter().zip(args) {
+            if arg.dtype != made.dtype {
+                let (from, to) = (value.0, node.results.start);
+                return Err(ProgramError::Changed { node: number, from, to });
+            }
+            devices.extend(arg.sharding.devices.iter());
+        }
+        match made.sharding.devices.iter().all(|device| devices.contains(device)) {
+            true => Ok(()),
+            false => Err(ProgramError::Elsewhere { node: number, value: node.results.start }),
+        }
     }
 
     /// Checks that a donated argument is passed only once: otherwise two arguments would share one

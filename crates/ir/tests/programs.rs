@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use base::{DeviceId, Nanos};
 use ir::{
-    ArraySpec, DType, Dims, Function, FunctionId, Node, NodeId, Operation, Partition, Program,
-    ProgramError, Sharding, Sparse, ValueId, Work,
+    ArraySpec, Collective, CollectiveOp, DType, Dims, Function, FunctionId, Node, NodeId,
+    Operation, Partition, Program, ProgramError, Sharding, Sparse, ValueId, Work,
 };
 use proptest::prelude::*;
 
@@ -42,14 +42,30 @@ fn devices() -> impl Strategy<Value = Arc<[DeviceId]>> {
         .prop_map(|numbers| numbers.into_iter().map(DeviceId).collect())
 }
 
+fn collective() -> impl Strategy<Value = CollectiveOp> {
+    (0_u64..1 << 40, 1_u32..9, prop::collection::vec(0_u32..9, 1..4), 0..3).prop_map(
+        |(elements, element_bytes, devices, kind)| {
+            let ranks = devices.len() as u32;
+            let collective = match kind {
+                0 => Collective::all_reduce(ranks, elements),
+                1 => Collective::all_gather(ranks, elements),
+                _ => Collective::all_to_all(ranks, elements),
+            };
+            let (collective, devices) = (collective.unwrap(), devices.into());
+            CollectiveOp { collective, devices, element_bytes }
+        },
+    )
+}
+
 /// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not match.
 fn program() -> impl Strategy<Value = Program> {
     let work = (any::<u64>(), any::<u64>()).prop_map(|(flops, bytes)| Work { flops, bytes });
-    let known = (prop::option::of(0_u64..1 << 50), prop::option::of(work));
+    let collectives = prop::collection::vec(collective(), 0..3);
+    let known = (prop::option::of(0_u64..1 << 50), prop::option::of(work), collectives);
     let functions = prop::collection::btree_map("[ -~]{1,9}", known, 1..4);
     let value = || devices().prop_flat_map(spec);
     let node = (
-        0..7_u32,
+        0..8_u32,
         prop::collection::vec(any::<prop::sample::Index>(), 1..4),
         prop::collection::vec(value(), 0..3),
         prop::collection::vec(any::<prop::sample::Index>(), 0..2),
@@ -60,7 +76,12 @@ fn program() -> impl Strategy<Value = Program> {
         |(name, functions, inputs, nodes)| {
             let functions: Vec<Function> = functions
                 .into_iter()
-                .map(|(name, (time, work))| Function { name, time: time.map(Nanos), work })
+                .map(|(name, (time, work, collectives))| Function {
+                    name,
+                    time: time.map(Nanos),
+                    work,
+                    collectives,
+                })
                 .collect();
             let mut program = Program { name, inputs: inputs.len() as u32, ..Program::default() };
             program.values = inputs;
@@ -77,6 +98,7 @@ fn program() -> impl Strategy<Value = Program> {
                     3 => Operation::Sparse(Sparse::Reduce),
                     4 => Operation::Sparse(Sparse::Gather),
                     5 => Operation::Sparse(Sparse::Scatter),
+                    6 => Operation::Assemble,
                     _ => Operation::Sparse(Sparse::Dispatch { bins: 2, credit: start, round: 1 }),
                 };
                 let earlier = program.nodes.len();
@@ -92,6 +114,7 @@ fn program() -> impl Strategy<Value = Program> {
             program.results = vec![ValueId(program.values.len() as u32 - 1)];
             program.functions = functions;
             program.donated = vec![0];
+            program.uploaded = vec![program.inputs - 1];
             program
         },
     )
@@ -105,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call|dispatch|collect|reduce|gather|scatter|bins){0,40}") {
+    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call|dispatch|collect|reduce|gather|scatter|assemble|uploaded|collectives|bins){0,40}") {
         let _ = Program::parse(&text).map(|program| program.verify());
     }
 }
@@ -202,6 +225,72 @@ fn exchanges_between_what_does_not_fit_are_refused() {
     let error = Program::parse(&SPARSE.replace("= collect (%2, %3)", "= collect (%2)")).unwrap();
     let count = ProgramError::Count { node: 1, what: "arguments", found: 1, expected: 2 };
     assert_eq!(error.verify(), Err(count));
+}
+
+/// Two islands of two hosts each: the sum over both axes, which one host of each island makes; then
+/// shards of the first island are exchanged with those of the second.
+const ACROSS: &str = "\
+program @across
+function @grow 1000ns
+function @sum collectives (all_reduce 8 of 4bytes on [0,2], all_reduce 8 of 4bytes on [1,3], \
+all_to_all (0, 8, 4, 0) of 1bytes on [0,2], all_reduce 2 of 4bytes on [0..2])
+input %0: float32[8] tiled 2 on [0..2] carried from %3
+input %1: float32[16] tiled 4 on [0..4] carried from %2
+node %2: float32[16] tiled 4 on [0..4] = call @sum (%1)
+node %3: float32[8] tiled 2 on [0..2] = call @grow (%0)
+node = call @grow () on [2,3] after (#0)
+return (%2, %3)
+";
+
+#[test]
+fn functions_of_collectives_communicate_between_gangs() {
+    let program = Program::parse(ACROSS).unwrap();
+    program.verify().unwrap();
+    assert_eq!(program.to_string(), ACROSS);
+    assert_eq!(ir::gangs(&program), [[DeviceId(0), DeviceId(1)], [DeviceId(2), DeviceId(3)]]);
+    assert_eq!(
+        ir::lower(&program).to_string(),
+        "\
+step @across on 2 devices
+#0 @sum = all_reduce 16 of 4bytes on [0..2] after (#1@-1, #2@-1)
+#1 @sum = all_to_all (0, 8, 4, 0) of 1bytes on [0..2] after (#0)
+#2 @grow = compute 1000ns on [0] after (#2@-1)
+#3 @grow = compute 1000ns on [1] after (#1)
+",
+        "hosts of an island are one rank, and sums of different hosts are made at the same time"
+    );
+    let arrays = "\
+        node %2: float32[16] tiled 4 on [0..4] = assemble (%0, %1)\n\
+        node %3: float32[8] tiled 2 on [0..2] = call @grow (%0)\n\
+        node %4: float32[16] tiled 4 on [0..4] = call @sum (%2)\n\
+        node %5: float32[8] tiled 2 on [0..2] = assemble (%4)\n\
+        node %6: float32[8] tiled 2 on [0..2] = call @grow (%5)\n";
+    let shared = ACROSS.replace("carried from %3", "carried from %6");
+    let shared = shared.replace("carried from %2", "uploaded");
+    let (inputs, _) = shared.split_once("node").unwrap();
+    let text = format!("{inputs}{arrays}return (%6)\n");
+    let program = Program::parse(&text).unwrap();
+    program.verify().unwrap();
+    assert_eq!(program.to_string(), text);
+    assert_eq!(
+        ir::lower(&program).to_string().lines().skip(1).collect::<Vec<_>>(),
+        [
+            "#0 @grow = compute 1000ns on [0] after (#4@-1)",
+            "#1 @sum = all_reduce 8 of 4bytes on [0..2] after (#4@-1)",
+            "#2 @sum = all_reduce 8 of 4bytes on [0,2] after (#4@-1)",
+            "#3 @sum = all_to_all (0, 8, 4, 0) of 1bytes on [0..2] after (#1, #2)",
+            "#4 @grow = compute 1000ns on [0] after (#3)",
+        ],
+    );
+    let elsewhere = ProgramError::Elsewhere { node: 3, value: 5 };
+    let moved = text.replace("on [0..2] = assemble (%4)", "on [4,5] = assemble (%4)");
+    assert_eq!(Program::parse(&moved).unwrap().verify(), Err(elsewhere));
+    let changed = ProgramError::Changed { node: 0, from: 0, to: 2 };
+    let other = text.replacen("%0: float32", "%0: int32", 1);
+    assert_eq!(Program::parse(&other).unwrap().verify(), Err(changed));
+    let far = Program::parse(&ACROSS.replace("on [1,3]", "on [1,4]")).unwrap();
+    let unknown = ProgramError::Unknown { node: 0, what: "device of a call", number: 4, count: 4 };
+    assert_eq!(far.verify(), Err(unknown));
 }
 
 const COLLECTIVES: &str = "\

@@ -36,7 +36,7 @@ pub use field::{Decode, Field, decode, encode};
 pub use frame::{COMMAND_FRAME_LIMIT, CommandFrames, HELLO_LIMIT, REPORT_LIMIT};
 pub use program::{
     CompileRole, Compiled, CompiledSharding, CostAnalysis, ExecutableMessage, FunctionCode,
-    MemoryStats, OutputSpec,
+    HostCollective, MemoryStats, OutputSpec,
 };
 pub use report::{Hello, HostInfo, HostReply, Report};
 pub use sample::{Sample, sample_of};

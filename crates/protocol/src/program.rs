@@ -106,6 +106,17 @@ record! { from hosts
 }
 
 record! { from hosts
+    /// A collective of hosts, in a program over several islands.
+    pub struct HostCollective {
+        /// Index of the program's operation that it is part of.
+        pub operation: u32,
+        /// The collective, as [`ir::CollectiveOp`] prints it; its ranks are a device of each host, as
+        /// an index into the program's devices.
+        pub text: String,
+    }
+}
+
+record! { from hosts
     /// Metadata of a compiled program.
     #[derive(Default)]
     pub struct Compiled as "ProgramMetadata" {
@@ -134,5 +145,7 @@ record! { from hosts
         pub costs: Option<CostAnalysis>,
         /// The input whose next batch a run returns; none if it computes something.
         pub input: Option<InputId>,
+        /// Collectives of this host in a program over several islands, in order.
+        pub collectives: Vec<HostCollective>,
     }
 }

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fairway.host import messages
 from fairway.host.shard_maps import (
     REDUCTIONS,
     NotOnlyCollectivesError,
@@ -160,6 +161,14 @@ class LoweredExchange:
     def carries(self) -> list[Carry]:
         """Collectives of this host's teams, in order."""
         return [carry for step in self._steps for carry in step.carries]
+
+    def host_collectives(self) -> list[messages.HostCollective]:
+        """Returns the collectives of this host's teams, as they are reported."""
+        return [
+            messages.HostCollective(number, carry.text([*map(self._owners.index, carry.hosts)]))
+            for number, step in enumerate(self._steps)
+            for carry in step.carries
+        ]
 
     def run(self, turn: Turn, arguments: list[Values]) -> list[Values]:
         """Runs the program; returns all results.

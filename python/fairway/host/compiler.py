@@ -245,4 +245,5 @@ def _describe_exchange(
         code_bytes=0,
         costs=None,
         input=None,
+        collectives=exchange.host_collectives(),
     )

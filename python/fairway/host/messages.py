@@ -308,6 +308,19 @@ class OutputSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory: str | None
 
 
+class HostCollective(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A collective of hosts, in a program over several islands.
+
+    Attributes:
+        operation: Index of the program's operation that it is part of.
+        text: The collective, as `ir::CollectiveOp` prints it; its ranks are a device of each host,
+            as an index into the program's devices.
+    """
+
+    operation: int
+    text: str
+
+
 class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Metadata of a compiled program.
 
@@ -325,6 +338,7 @@ class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
         code_bytes: Size of the generated code in bytes.
         costs: Estimated cost, by name of the property; none if it was not compiled by XLA.
         input: The input whose next batch a run returns; none if it computes something.
+        collectives: Collectives of this host in a program over several islands, in order.
     """
 
     name: str
@@ -339,6 +353,7 @@ class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code_bytes: int
     costs: list[tuple[str, float]] | None
     input: int | None
+    collectives: list[HostCollective]
 
 
 class FunctionCode(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -191,5 +191,6 @@ def describe(
         code_bytes=int(loaded.size_of_generated_code_in_bytes()),
         costs=[(str(name), float(cost)) for name, cost in loaded.cost_analysis().items()],
         input=None,
+        collectives=[],
     )
     return executable, metadata

@@ -60,6 +60,18 @@ class Carry:
     taken: tuple[Any, ...]
     start: int = 0
 
+    def text(self, devices: Sequence[int]) -> str:
+        """Returns the collective as the controller reads it.
+
+        Args:
+            devices: a device of each host, as an index into those of the program.
+        """
+        name, given = self.kind
+        if name == "all_to_all_of":
+            name, given = "all_to_all", f"({', '.join(map(str, given))})"
+        ranks = ",".join(map(str, devices))
+        return f"{name} {given} of {self.dtype.itemsize}bytes on [{ranks}]"
+
     @property
     def sent_bytes(self) -> int:
         """Estimate of the bytes that this host sends, with the algorithm that sends least."""

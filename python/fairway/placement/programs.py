@@ -37,7 +37,10 @@ def of_program(text: str, device: Device | None = None) -> OpGraph:
         functions, sizes, inputs, nodes = _native.program_nodes(text)
     except ValueError as error:
         raise PlacementError(f"it holds no program: {error}") from None
-    times = [_time_ns(*function, device) for function in functions]
+    times = [
+        None if is_collectives else _time_ns(name, time_ns, work, device)
+        for name, time_ns, work, is_collectives in functions
+    ]
     origins = list(range(len(sizes)))  # the value of which a transferred value is a copy
     makers: dict[int, int] = {}
     homes: dict[int, int] = {}  # operation where each input of the step is resident
@@ -60,7 +63,8 @@ def of_program(text: str, device: Device | None = None) -> OpGraph:
                 sources[source] = sources.get(source, 0) + sizes[value][0]
         held = sum(sizes[value][1] for value in results) - sum(sizes[v][1] for v in donated)
         count = max(len(devices), 1)
-        name, each = ("exchange", 0) if function is None else times[function]
+        computed = None if function is None else times[function]
+        name, each = computed or ("exchange", 0)
         ops.append(
             Op(
                 name,
@@ -70,7 +74,7 @@ def of_program(text: str, device: Device | None = None) -> OpGraph:
                 sum(sizes[value][1] for value in fresh),
                 beside=beside,
                 shards_max=count,
-                launch_ns=0 if device is None or function is None else round(1e9 * device.launch_s),
+                launch_ns=0 if device is None or computed is None else round(1e9 * device.launch_s),
             )
         )
         makers |= dict.fromkeys(results, number)

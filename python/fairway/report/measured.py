@@ -19,7 +19,7 @@ from fairway.report.steps import Span, StepReport
 __all__ = ["HostRecords", "communications", "measure"]
 
 TRANSFER = "transfer"
-"""Name of a transfer that is no part of an exchange."""
+"""Kind of a transfer, and name of one that is no part of an exchange."""
 ROWS = ("dispatch", "collect")
 """Names of exchanges of rows, in which a host sends each other one a message of its own."""
 STEPS_MAX = 64
@@ -67,7 +67,12 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
     ]
     nodes = graph.nodes
     computations = [number for number, node in enumerate(nodes) if node.kind == "compute"]
-    calls = [set(devices) for _, devices, *_ in _native.program_nodes(program)[3] if devices]
+    functions, _, _, called = _native.program_nodes(program)
+    calls = [
+        set(devices)
+        for function, devices, *_ in called
+        if function is not None and devices and not functions[function][3]
+    ]
     found: dict[int, list[dict[int, Span]]] = {}
     for host, known in hosts.items():
         expected = [
@@ -145,13 +150,14 @@ def _add_communication(
             if not made:
                 continue
             window = max(made), min(later, default=1 << 63)
-            if first.name == TRANSFER:
+            if first.kind == TRANSFER == first.name:
                 pool = transfers[first.devices[0], first.devices[1]]
                 taken = _take(pool, window, first.size)
             else:
                 gangs = {device for index in group for device in nodes[index].devices}
                 there = sorted({host for gang in gangs for host in members[gang]})
-                peers = len(there) - 1 if first.name in ROWS else None
+                has_rows = first.kind == TRANSFER and first.name in ROWS
+                peers = len(there) - 1 if has_rows else None
                 taken = [
                     message
                     for host in there
@@ -173,7 +179,7 @@ def communications(nodes: Sequence[_native.StepNode]) -> list[list[int]]:
         is_next = (
             before is not None
             and groups[-1][-1] == index - 1
-            and node.kind == before.kind == "transfer"
+            and node.kind == before.kind == TRANSFER
             and node.name == before.name != TRANSFER
             and node.after == before.after
             and pair not in pairs

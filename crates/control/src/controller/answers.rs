@@ -38,10 +38,8 @@ impl Controller {
                 {
                     self.scheduler.inputs.open(input, compiling.id, &compiling.hosts);
                 }
-                if let Waiting::Compile(compiling) = &mut pending.waiting
-                    && (compiling.compiled.is_none() || compiling.hosts[0] == host)
-                {
-                    compiling.compiled = Some(found);
+                if let Waiting::Compile(compiling) = &mut pending.waiting {
+                    compiling.add(host, found);
                 }
             }
             Ok(other) => reply = other,

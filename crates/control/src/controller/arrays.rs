@@ -149,7 +149,7 @@ impl Controller {
         for (host, command) in reshard::share(&self.cluster, (id, &spec), &shards) {
             self.send(client, host, command);
         }
-        self.note_alias(client, (id, &spec), sources);
+        self.note_shared(client, (id, &spec), sources);
         let read = sources.iter().map(|source| source.0.id).collect();
         self.client(client).lineage.note(id, 1, read);
         self.keep(client, handle, Buffer::sharing(id, spec, hosts, sources));

@@ -26,14 +26,14 @@ impl Controller {
     }
 
     /// Notes a buffer that shares shards of others, if the client is being captured.
-    pub(super) fn note_alias(
+    pub(super) fn note_shared(
         &mut self,
         client: ClientId,
         buffer: (BufferId, &ArraySpec),
         sources: &[(Buffer, u32)],
     ) {
         if let Some(log) = self.logs.get_mut(&client) {
-            log.note_alias(buffer, sources);
+            log.note_shared(buffer, sources);
         }
     }
 

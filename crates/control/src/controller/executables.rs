@@ -46,6 +46,7 @@ impl Controller {
             source: source.clone(),
             hosts: hosts.clone(),
             compiled: None,
+            collectives: Vec::new(),
             purpose,
         });
         let ticket = self.await_hosts(client, request, &hosts, waiting);
@@ -185,7 +186,7 @@ impl Controller {
                 let keep = run.keep.clone();
                 self.launch(client, &executable, args, first_result, completion, keep);
             }
-            ExecutableForm::Exchange => self.exchange(client, &executable, &args, first_result),
+            ExecutableForm::Exchange(_) => self.exchange(client, &executable, &args, first_result),
             ExecutableForm::Dataflow(dataflow) => {
                 self.run_program(client, &executable, dataflow, &args, first_result, completion);
             }

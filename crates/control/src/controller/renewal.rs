@@ -51,7 +51,7 @@ impl Controller {
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
                 self.assemble_functions(client, purpose, texts, codes);
             }
-            ExecutableForm::Gang | ExecutableForm::Exchange => {
+            ExecutableForm::Gang | ExecutableForm::Exchange(_) => {
                 let source = program.source.clone().expect("only whole programs have none");
                 if let Err(error) = self.compile(client, source, purpose) {
                     self.compiled(client, purpose, Err(error));

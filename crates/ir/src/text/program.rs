@@ -4,6 +4,7 @@
 //! let text = "\
 //! program @step
 //! function @double 1500ns 32flops 256bytes
+//! function @sum collectives (all_reduce 8 of 4bytes on [0..2])
 //! input %0: float32[8,4] tiled 2x1 on [0..2] carried from %1
 //! node %1: float32[8,4] tiled 2x1 on [0..2] = call @double (%0)
 //! node %2: float32[8,4] on [4,5] = move (%1) after (#0)
@@ -21,11 +22,12 @@ use std::sync::Arc;
 use base::{DeviceId, Nanos};
 use smallvec::SmallVec;
 
+use super::step::read_collective;
 use super::{List, Name, Ranges, TextError, Words, read_lines};
 use crate::program::{
     Carried, Function, FunctionId, Node, NodeId, Operation, Program, ValueId, Work,
 };
-use crate::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
+use crate::{ArraySpec, CollectiveOp, DType, Dims, Partition, Sharding, Sparse};
 
 impl Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,11 +40,17 @@ impl Display for Program {
             if let Some(work) = function.work {
                 write!(f, " {}flops {}bytes", work.flops, work.bytes)?;
             }
+            if !function.collectives.is_empty() {
+                let collectives: Vec<String> =
+                    function.collectives.iter().map(CollectiveOp::to_string).collect();
+                write!(f, " collectives ({})", collectives.join(", "))?;
+            }
             writeln!(f)?;
         }
         for input in 0..self.inputs {
             let donated = if self.donated.contains(&input) { " donated" } else { "" };
-            write!(f, "input %{input}: {}{donated}", Type(self.value(ValueId(input))))?;
+            let uploaded = if self.uploaded.contains(&input) { " uploaded" } else { "" };
+            write!(f, "input %{input}: {}{donated}{uploaded}", Type(self.value(ValueId(input))))?;
             if let Some(carried) = self.carried.iter().find(|carried| carried.input == input) {
                 write!(f, " carried from %{}", carried.from.0)?;
             }
@@ -58,10 +66,10 @@ impl Display for Program {
 
 impl Program {
     fn write_node(&self, f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
-        write!(f, "node ")?;
+        write!(f, "node")?;
         for result in node.results.clone() {
-            let comma = if result == node.results.start { "" } else { ", " };
-            write!(f, "{comma}%{result}: {}", Type(self.value(ValueId(result))))?;
+            let space = if result == node.results.start { " " } else { ", " };
+            write!(f, "{space}%{result}: {}", Type(self.value(ValueId(result))))?;
         }
         let args: Vec<u32> = node.args.iter().map(|arg| arg.0).collect();
         match &node.operation {
@@ -80,6 +88,7 @@ impl Program {
                 let donating = if *donated { " donating" } else { "" };
                 write!(f, " = move {}{donating}", List('%', &args))?;
             }
+            Operation::Assemble => write!(f, " = assemble {}", List('%', &args))?,
             Operation::Sparse(sparse) => {
                 write!(f, " = {sparse} {}", List('%', &args))?;
                 if let Sparse::Dispatch { bins, credit, round } = sparse {
@@ -177,9 +186,13 @@ impl Reader {
                 }
                 None => None,
             };
+            let collectives = match words.take("collectives") {
+                true => words.items("(", ")", read_collective)?,
+                false => Vec::new(),
+            };
             let id = FunctionId(self.program.functions.len() as u32);
             self.functions.insert(name.clone(), id);
-            self.program.functions.push(Function { name, time, work });
+            self.program.functions.push(Function { name, time, work, collectives });
         } else if words.take("input") {
             if !self.program.nodes.is_empty() {
                 return words.error("inputs before nodes");
@@ -188,6 +201,9 @@ impl Reader {
             let input = self.program.inputs;
             if words.take("donated") {
                 self.program.donated.push(input);
+            }
+            if words.take("uploaded") {
+                self.program.uploaded.push(input);
             }
             if words.take("carried") {
                 words.expect("from")?;
@@ -274,6 +290,8 @@ impl Reader {
         } else if words.take("move") {
             let args = values(words)?;
             (Operation::Move { donated: words.take("donating") }, args)
+        } else if words.take("assemble") {
+            (Operation::Assemble, values(words)?)
         } else if words.take("collect") {
             (Operation::Sparse(Sparse::Collect), values(words)?)
         } else if words.take("reduce") {

@@ -66,22 +66,26 @@ impl Display for StepOp {
             Self::Transfer { source, target, size } => {
                 write!(f, "transfer {}bytes from {source} to {target}", size.0)
             }
-            Self::Collective(op) => {
-                let (kind, elements) = (op.collective.kind(), op.collective.elements());
-                write!(f, "{} ", kind.name())?;
-                match kind {
-                    CollectiveKind::AllToAll { sizes } => {
-                        let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
-                        write!(f, "({})", sizes.join(", "))?;
-                    }
-                    CollectiveKind::Broadcast { root } | CollectiveKind::Reduce { root } => {
-                        write!(f, "{elements} root {root}")?;
-                    }
-                    _ => write!(f, "{elements}")?,
-                }
-                write!(f, " of {}bytes on {}", op.element_bytes, Ranges(&op.devices))
-            }
+            Self::Collective(op) => op.fmt(f),
         }
+    }
+}
+
+impl Display for CollectiveOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, elements) = (self.collective.kind(), self.collective.elements());
+        write!(f, "{} ", kind.name())?;
+        match kind {
+            CollectiveKind::AllToAll { sizes } => {
+                let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+                write!(f, "({})", sizes.join(", "))?;
+            }
+            CollectiveKind::Broadcast { root } | CollectiveKind::Reduce { root } => {
+                write!(f, "{elements} root {root}")?;
+            }
+            _ => write!(f, "{elements}")?,
+        }
+        write!(f, " of {}bytes on {}", self.element_bytes, Ranges(&self.devices))
     }
 }
 
@@ -160,6 +164,22 @@ fn read_op(words: &mut Words<'_>) -> Result<StepOp, TextError> {
         words.expect("to")?;
         return Ok(StepOp::Transfer { source, target: words.number()?, size });
     }
+    Ok(StepOp::Collective(Box::new(read_collective(words)?)))
+}
+
+impl CollectiveOp {
+    /// Parses the format that [`Display`] prints.
+    ///
+    /// # Errors
+    /// Where the text cannot be parsed.
+    pub fn parse(text: &str) -> Result<Self, TextError> {
+        let mut words = Words { rest: text, line: 1 };
+        let collective = read_collective(&mut words)?;
+        if words.rest.is_empty() { Ok(collective) } else { words.error("the end of the text") }
+    }
+}
+
+pub(super) fn read_collective(words: &mut Words<'_>) -> Result<CollectiveOp, TextError> {
     let start = words.rest;
     let kind = words.while_(|c| c.is_ascii_alphabetic() || c == '_');
     words.rest = words.rest.trim_start();
@@ -191,9 +211,7 @@ fn read_op(words: &mut Words<'_>) -> Result<StepOp, TextError> {
         }
     };
     match collective {
-        Ok(collective) => {
-            Ok(StepOp::Collective(Box::new(CollectiveOp { collective, devices, element_bytes })))
-        }
+        Ok(collective) => Ok(CollectiveOp { collective, devices, element_bytes }),
         Err(_) => {
             words.rest = start;
             words.error(
