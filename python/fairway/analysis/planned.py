@@ -75,7 +75,7 @@ def plan_graph(
     topology: _native.Topology,
     costs: Sequence[ChannelCost] | None = None,
     *,
-    steps: int,
+    steps: int = graphs.STEPS,
     seed: int = 0,
 ) -> PlannedGraph:
     """Plans a step's communication on a topology, unless the step is faster as it is.

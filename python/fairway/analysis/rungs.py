@@ -21,9 +21,6 @@ from fairway.report.steps import REPORT, Span, StepReport, digest
 
 __all__ = ["Options", "Rung", "Rungs", "climb"]
 
-STEPS = 8
-"""Repetitions of a step in a plan: enough for the steady state of a loop to dominate."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -68,7 +65,7 @@ class Rungs:
         rungs: in the order of the flow.
         graph: the step graph, on its own devices.
         placement: where they are.
-        planned: the placed step with the plan of :data:`STEPS` repetitions.
+        planned: the placed step with the plan of :data:`fairway.communication.graphs.STEPS` repetitions.
         report: of one step as planned, simulated as flows on the topology. Its figures are
             ``makespan_ns``; ``unplanned_makespan_ns``, of the step as it is; ``compute_ns`` of the
             busiest device; ``exposed_communication_ns``, what a step takes longer than that;
@@ -127,7 +124,7 @@ def climb(path: Path, options: Options) -> Rungs:
         topology = read_topology(f"elect-flat:{graph.devices * graph.parts}")
     placement, placed = _place(graph, topology, options)
     rungs.append(Rung("placement", ".txt", str(placement)))
-    planned = plan_graph(placed, topology, options.costs, steps=STEPS, seed=options.seed)
+    planned = plan_graph(placed, topology, options.costs, seed=options.seed)
     rungs.append(Rung("plan", ".txt", str(planned.plan)))
     if planned.schedule is not None:
         rungs.append(Rung("schedule", ".txt", str(planned.schedule)))

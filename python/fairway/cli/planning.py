@@ -205,7 +205,7 @@ def _plan_placed(path: str, fabric: str, seed: int, as_json: bool) -> None:
 
     topology, graph = read_topology(fabric), read_graph(Path(path))
     text = f"planning {len(graph):,} tasks on {topology}"
-    found = _working(text, lambda: plan_graph(graph, topology, steps=2, seed=seed))
+    found = _working(text, lambda: plan_graph(graph, topology, seed=seed))
     if as_json:
         print(json.dumps(found.as_json()))
         return

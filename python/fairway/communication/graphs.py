@@ -15,14 +15,17 @@ from fairway.communication.graph_plans import GraphPlan, PlannedKind, kinds_of
 from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
 
-__all__ = ["of_program", "plan"]
+__all__ = ["STEPS", "of_program", "plan"]
+
+STEPS = 8
+"""Repetitions of a step in a plan: enough for the steady state of a loop to dominate."""
 
 
 def plan(
     graph: _native.StepGraph,
     channels: Sequence[ChannelCost] | _native.Topology,
     *,
-    steps: int = 2,
+    steps: int = STEPS,
     evaluations: int = 400,
     seed: int = 0,
 ) -> GraphPlan:

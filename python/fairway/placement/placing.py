@@ -302,6 +302,11 @@ def _read(what: str, request: PlacementRequest, device: Device | None) -> tuple[
                 f"durations of the operators of {what} are missing; expected a profile (--profile)"
             )
         return of_pytorch(what, request.profile, request.samples), [(request.samples, 1)]
+    if Path(what).suffix == ".step":
+        raise PlacementError(
+            f"{what} is a step graph, whose work is assigned to devices already; fairway explain maps "
+            "them to those of a fabric"
+        )
     name, colon, given = what.partition(":")
     if name == "transformer" and colon:
         model = Model(transformer(**_sizes(given, SIZES)), [(256, 1)])
