@@ -65,7 +65,7 @@ class Rungs:
         rungs: in the order of the flow.
         graph: the step graph, on its own devices.
         placement: where they are.
-        planned: the placed step with the plan of :data:`fairway.communication.graphs.STEPS` repetitions.
+        planned: the placed step with the plan of ``graphs.STEPS`` repetitions.
         report: of one step as planned, simulated as flows on the topology. Its figures are
             ``makespan_ns``; ``unplanned_makespan_ns``, of the step as it is; ``compute_ns`` of the
             busiest device; ``exposed_communication_ns``, what a step takes longer than that;

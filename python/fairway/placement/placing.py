@@ -304,8 +304,8 @@ def _read(what: str, request: PlacementRequest, device: Device | None) -> tuple[
         return of_pytorch(what, request.profile, request.samples), [(request.samples, 1)]
     if Path(what).suffix == ".step":
         raise PlacementError(
-            f"{what} is a step graph, whose work is assigned to devices already; fairway explain maps "
-            "them to those of a fabric"
+            f"{what} is a step graph, whose work is on devices already; fairway explain maps these "
+            "to the devices of a fabric"
         )
     name, colon, given = what.partition(":")
     if name == "transformer" and colon:
