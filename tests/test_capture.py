@@ -14,6 +14,7 @@ from fairway.communication import graphs
 from fairway.errors import CaptureError, ConfigError
 from fairway.placement.models import V100
 from fairway.placement.programs import of_program
+from fairway.report.steps import StepReport
 
 TWO_ISLANDS = """
 import jax, numpy as np
@@ -161,6 +162,8 @@ def test_collectives_between_islands_are_part_of_the_step(tmp_path):
     back = [n for n, node in enumerate(graph.nodes) if total in node.after]
     first = [node for node in graph.nodes if node.kind == "compute" and not node.after]
     assert sorted(number for node in first for number, _ in node.carried) == back
+    measured = StepReport.read(output.with_suffix(".report"))
+    assert all(total in spans for spans in measured.steps[1:]), "when it ran was recorded"
     for command in (["explain"], ["place"]):
         found = CliRunner().invoke(app, [*command, str(output), "--fabric", "elect-flat:2"])
         assert found.exit_code == 0, found.output

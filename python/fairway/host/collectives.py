@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ Values = dict[int, Elements]
 """The part of one value on each local device position."""
 Group = tuple[int, ...]
 """Device positions that communicate."""
+Ended = Callable[[int, Sequence[Carry]], None]
+"""Takes when collectives began, by the monotonic clock, and which these are."""
 Hosts = tuple[int, ...]
 COMBINED = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -170,17 +173,21 @@ class LoweredExchange:
             for carry in step.carries
         ]
 
-    def run(self, turn: Turn, arguments: list[Values]) -> list[Values]:
+    def run(self, turn: Turn, arguments: list[Values], ended: Ended) -> list[Values]:
         """Runs the program; returns all results.
 
         Args:
             turn: runs :attr:`carries`, one after another.
             arguments: the part of each argument on each local position.
+            ended: called after each operation with collectives.
         """
         values = list(arguments)
         for step in self._steps:
+            begun_ns = time.monotonic_ns()
             run = getattr(self, f"_run_{step.kind}")
             values.append(run(step, values[step.operand], turn))
+            if step.carries:
+                ended(begun_ns, step.carries)
         return [values[number] for number, *_ in self.outputs]
 
     # Planning

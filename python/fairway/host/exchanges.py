@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,7 @@ from fairway.host.moves import MESSAGE_TIMEOUT_S, Places
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.plans import PlannedRun
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
-from fairway.host.teams import Teams, Turn
+from fairway.host.teams import Carry, Teams, Turn
 
 Array = Any
 
@@ -60,7 +60,8 @@ class Exchanger:
         """Runs a program over several islands."""
         values = [self._objects.get(number) for number in command.args]
         exchange = self._exchanges[command.executable]
-        run = self._thread.submit(self._exchange_now, exchange, values, command.first_tag)
+        tag, client = command.first_tag, command.client
+        run = self._thread.submit(self._exchange_now, exchange, values, tag, client)
         for number in command.args:
             self._objects.note_use(number, run)
         for index, spec in enumerate(command.results):
@@ -68,7 +69,9 @@ class Exchanger:
                 functools.partial(self._exchanged, run, index, Places(spec))
             )
 
-    def _exchange_now(self, exchange: LoweredExchange, values: list[Any], first_tag: int) -> Any:
+    def _exchange_now(
+        self, exchange: LoweredExchange, values: list[Any], first_tag: int, client: int
+    ) -> Any:
         def act(turn: Turn) -> Any:
             local = exchange.local
             arguments = [
@@ -78,7 +81,7 @@ class Exchanger:
                 }
                 for value in values
             ]
-            return exchange.run(turn, arguments)
+            return exchange.run(turn, arguments, functools.partial(self._ended, client))
 
         return _in_turn(Turn(self._teams, exchange.carries, first_tag), act)
 
@@ -168,17 +171,19 @@ class Exchanger:
             }
             if kind is GroupCollective.GATHER:
                 held = {shard: one[np.newaxis] for shard, one in held.items()}
-            begun = time.monotonic_ns()
-            [brought] = exchange.run(turn, [held])
-            for carry in exchange.carries:
-                self._report.send(messages.Moved(client, carry.sent_bytes))
-                if self._trace is not None:
-                    self._trace.move(begun, carry.hosts[-1], carry.sent_bytes, "out")
+            [brought] = exchange.run(turn, [held], functools.partial(self._ended, client))
             if kind is GroupCollective.SCATTER:
                 return {shard: one[0] for shard, one in brought.items()}
             return brought
 
         return _in_turn(turn, act)
+
+    def _ended(self, client: int, begun_ns: int, carries: Sequence[Carry]) -> None:
+        """Reports and records collectives."""
+        for carry in carries:
+            self._report.send(messages.Moved(client, carry.sent_bytes))
+            if self._trace is not None:
+                self._trace.move(begun_ns, carry.hosts[-1], carry.sent_bytes, "out")
 
     def _brought(self, run: Future[Any], shards: list[int], places: Places) -> Array:
         brought = _outcome(run)
