@@ -87,7 +87,7 @@ test-fast: build
 	$(MAKE) --no-print-directory --jobs=2 --keep-going test-rust-fast test-python-fast
 
 # Without make's flags: rustdoc would warn that it cannot share make's job slots.
-CARGO_TEST := env -u MAKEFLAGS cargo test --workspace --quiet --exclude fairway-py
+CARGO_TEST := env -u MAKEFLAGS -u MFLAGS cargo test --workspace --quiet --exclude fairway-py
 
 test-rust:
 	$(CARGO_TEST)
