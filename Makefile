@@ -35,7 +35,7 @@ $(UV):
 	python3 -m venv .cache/uv
 	.cache/uv/bin/pip install --quiet uv==$(UV_VERSION)
 
-.venv/.built: $(UV) pyproject.toml uv.lock Cargo.lock $(shell find crates -name tests -prune -o \( -name '*.rs' -o -name '*.proto' -o -name Cargo.toml \) -print)
+.venv/.built: $(UV) pyproject.toml uv.lock Cargo.toml Cargo.lock $(shell find crates -name tests -prune -o \( -name '*.rs' -o -name '*.proto' -o -name Cargo.toml \) -print)
 	$(UV) sync --frozen --quiet --extra jax --reinstall-package fairway
 	touch $@
 
