@@ -28,10 +28,11 @@ CRATES = {
     "control": {"base", "ir", "topology", "place", "route", "protocol"},
     "sim": {"base", "ir", "topology", "place", "route", "protocol", "control"},
     "run": {"base", "ir", "topology", "cost", "plan", "route", "protocol", "control"},
+    "transport": set(),
     "ifrt": {"base", "ir", "topology", "route", "protocol", "control", "run"},
     "py": {
         "base", "ir", "topology", "cost", "place", "plan", "route", "protocol", "control", "sim",
-        "run", "ifrt",
+        "run", "ifrt", "transport",
     },
 }  # fmt: skip
 """Crates that each crate may depend on."""

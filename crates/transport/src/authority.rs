@@ -1,0 +1,143 @@
+//! The authority of a controller: the certificate by which its peers know it.
+
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+use ring::digest;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+
+use crate::{Token, TransportError};
+
+/// The name in a controller's certificate, whatever its address.
+const NAME: &str = "controller.fairway.internal";
+
+/// A controller's own certificate authority.
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// Makes a new one.
+    ///
+    /// # Errors
+    /// The system makes no keys.
+    pub fn create() -> Result<Self, TransportError> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().map_err(failed)?);
+        Ok(Self { issuer: issuer.map_err(failed)? })
+    }
+
+    /// Returns the SHA-256 digest of its certificate.
+    pub(crate) fn pin(&self) -> [u8; digest::SHA256_OUTPUT_LEN] {
+        let der = self.issuer.der();
+        digest::digest(&digest::SHA256, der).as_ref().try_into().expect("digests have this size")
+    }
+
+    /// Returns the configuration of a listener: TLS 1.3, with a certificate of this authority.
+    pub(crate) fn listener(&self) -> Result<Arc<ServerConfig>, TransportError> {
+        let key = KeyPair::generate().map_err(failed)?;
+        let mut params = CertificateParams::new(vec![NAME.to_owned()]).map_err(failed)?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = params.signed_by(&key, &self.issuer).map_err(failed)?;
+        let chain = vec![leaf.der().clone(), self.issuer.der().clone()];
+        let key = PrivateKeyDer::try_from(key.serialize_der())
+            .map_err(|error| TransportError::Certificate(error.to_owned()))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("the provider has TLS 1.3")
+            .with_no_client_auth()
+            .with_single_cert(chain, key);
+        config.map(Arc::new).map_err(|error| TransportError::Certificate(error.to_string()))
+    }
+}
+
+fn failed(error: rcgen::Error) -> TransportError {
+    TransportError::Certificate(error.to_string())
+}
+
+/// Returns the name to ask for.
+pub(crate) fn server_name() -> ServerName<'static> {
+    ServerName::try_from(NAME).expect("the name is one")
+}
+
+/// Returns the configuration of a peer that trusts the authority of a token alone.
+pub(crate) fn trusting(token: &Token) -> Arc<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let pin = token.pin().to_vec();
+    let schemes = provider.signature_verification_algorithms.supported_schemes();
+    let verifier = Pinned { pin, provider: provider.clone(), schemes };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("the provider has TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+/// Accepts certificates of the authority with this digest, which sends its own along.
+#[derive(Debug)]
+struct Pinned {
+    pin: Vec<u8>,
+    provider: Arc<rustls::crypto::CryptoProvider>,
+    schemes: Vec<SignatureScheme>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let is_pinned = |other: &&CertificateDer<'_>| {
+            digest::digest(&digest::SHA256, other).as_ref() == self.pin
+        };
+        let authority = others.iter().find(is_pinned);
+        let authority = authority.ok_or(Error::from(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone().into_owned())?;
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
+                .build()
+                .map_err(|error| Error::General(error.to_string()))?;
+        verifier.verify_server_cert(leaf, &[], name, response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("expected TLS 1.3".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes.clone()
+    }
+}

@@ -1,0 +1,287 @@
+//! The controller's listener for other machines.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::token::{BINDING, LABEL};
+use crate::{Authority, Role, Tokens, TransportError};
+
+/// Time within which a peer has proved its token.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Maximum number of peers that have not proved a token yet; the oldest give way to others.
+const UNPROVED_MAX: usize = 256;
+/// Maximum number of connections that are served.
+const CONNECTIONS_MAX: usize = 1 << 14;
+/// Maximum size of a request in bytes.
+const REQUEST_MAX: usize = 256;
+/// What a request begins with.
+const VERSION: &str = "fairway/1";
+
+/// Where a service listens on the controller's own machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ServiceAddress {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A port of the loopback interface.
+    Tcp(SocketAddr),
+}
+
+/// A socket of the controller that peers may be connected to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Service {
+    /// The role of its peers.
+    pub role: Role,
+    /// Where it listens.
+    pub address: ServiceAddress,
+}
+
+/// A connection that was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Why.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "refused {}: {}", self.peer, self.reason)
+    }
+}
+
+/// What all connections share.
+struct Shared {
+    tls: TlsAcceptor,
+    tokens: Arc<Tokens>,
+    services: RwLock<BTreeMap<String, Service>>,
+    serving: Semaphore,
+    refused: Box<dyn Fn(Refusal) + Send + Sync>,
+}
+
+/// A listener that is open as long as the value lives.
+pub struct Gateway {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: AbortHandle,
+}
+
+impl Gateway {
+    /// Listens at an address of any interface.
+    ///
+    /// # Arguments
+    /// - `address`: host and port; port 0 takes any that is free.
+    /// - `refused`: called for each connection that is refused.
+    ///
+    /// # Errors
+    /// The address is taken, or the authority makes no certificate.
+    pub async fn open(
+        address: &str,
+        authority: &Authority,
+        tokens: Arc<Tokens>,
+        refused: impl Fn(Refusal) + Send + Sync + 'static,
+    ) -> Result<Self, TransportError> {
+        let tls: Arc<ServerConfig> = authority.listener()?;
+        let bind = |source| TransportError::Bind { address: address.to_owned(), source };
+        let listener = TcpListener::bind(address).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let shared = Arc::new(Shared {
+            tls: TlsAcceptor::from(tls),
+            tokens,
+            services: RwLock::default(),
+            serving: Semaphore::new(CONNECTIONS_MAX),
+            refused: Box::new(refused),
+        });
+        let accepting = tokio::spawn(accept(listener, shared.clone())).abort_handle();
+        Ok(Self { address, shared, accepting })
+    }
+
+    /// Returns where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Offers a service under a name, instead of what had that name.
+    pub fn offer(&self, name: &str, service: Service) {
+        let mut services = self.shared.services.write().unwrap_or_else(PoisonError::into_inner);
+        services.insert(name.to_owned(), service);
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// A peer that has not proved a token yet.
+struct Unproved {
+    peer: SocketAddr,
+    task: AbortHandle,
+    /// Set by its task once it has proved one, or by the listener when it gives way.
+    decided: Arc<AtomicBool>,
+}
+
+/// Accepts connections; all end when this future is dropped.
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    let mut unproved: VecDeque<Unproved> = VecDeque::new();
+    loop {
+        tokio::select! {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    make_way(&mut unproved, &shared);
+                    let decided = Arc::new(AtomicBool::new(false));
+                    let serving = serve(stream, peer, decided.clone(), shared.clone());
+                    let task = connections.spawn(serving);
+                    unproved.push_back(Unproved { peer, task, decided });
+                }
+                // No file descriptors are left, for now.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+}
+
+/// Closes the oldest connections without a proof, so that silent peers take no place of others.
+fn make_way(unproved: &mut VecDeque<Unproved>, shared: &Shared) {
+    unproved.retain(|one| !one.decided.load(Ordering::Relaxed) && !one.task.is_finished());
+    while unproved.len() >= UNPROVED_MAX
+        && let Some(Unproved { peer, task, decided }) = unproved.pop_front()
+    {
+        if !decided.swap(true, Ordering::Relaxed) {
+            task.abort();
+            let reason = "it had proved no token when many others connected".to_owned();
+            (shared.refused)(Refusal { peer, reason });
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, shared: Arc<Shared>) {
+    let refuse = |reason: String| (shared.refused)(Refusal { peer, reason });
+    let proved = tokio::time::timeout(HANDSHAKE, prove(stream, &shared)).await;
+    if decided.swap(true, Ordering::Relaxed) {
+        return; // it has given way
+    }
+    let (mut stream, service) = match proved {
+        Ok(Ok(found)) => found,
+        Ok(Err(reason)) => return refuse(reason),
+        Err(_) => return refuse(format!("it proved no token within {} s", HANDSHAKE.as_secs())),
+    };
+    let Ok(_serving) = shared.serving.try_acquire() else {
+        let _ = answer(&mut stream, "refused too many connections\n").await;
+        return refuse("too many connections".to_owned());
+    };
+    // Either end may close or vanish at any time; the other end is closed then.
+    let _ = match service {
+        ServiceAddress::Unix(path) => join(stream, UnixStream::connect(path).await).await,
+        ServiceAddress::Tcp(address) => join(stream, TcpStream::connect(address).await).await,
+    };
+}
+
+/// Connects a peer to a service.
+async fn join(
+    mut peer: TlsStream<TcpStream>,
+    service: io::Result<impl AsyncRead + AsyncWrite + Unpin>,
+) -> io::Result<()> {
+    match service {
+        Ok(mut service) => {
+            answer(&mut peer, "ok\n").await?;
+            tokio::io::copy_bidirectional(&mut peer, &mut service).await?;
+            Ok(())
+        }
+        Err(error) => {
+            answer(&mut peer, "refused the service has ended\n").await?;
+            Err(error)
+        }
+    }
+}
+
+/// Returns the connection once its peer has proved a token that admits it to the service.
+async fn prove(
+    stream: TcpStream,
+    shared: &Shared,
+) -> Result<(TlsStream<TcpStream>, ServiceAddress), String> {
+    stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    let mut stream = shared.tls.accept(stream).await.map_err(|error| format!("no TLS: {error}"))?;
+    let request = read_line(&mut stream).await.map_err(|error| format!("no request: {error}"))?;
+    let binding = stream.get_ref().1.export_keying_material([0; BINDING], LABEL, None);
+    let found = match binding {
+        Ok(binding) => admit(&request, &binding, shared),
+        Err(error) => Err(error.to_string()),
+    };
+    match found {
+        Ok(address) => Ok((stream, address)),
+        Err(reason) => {
+            let _ = answer(&mut stream, &format!("refused {reason}\n")).await;
+            Err(reason)
+        }
+    }
+}
+
+/// Returns the service that a request asks for, if its token admits it.
+fn admit(
+    request: &str,
+    binding: &[u8; BINDING],
+    shared: &Shared,
+) -> Result<ServiceAddress, String> {
+    let parts: Vec<&str> = request.split(' ').collect();
+    let [version, id, proof, service] = parts[..] else {
+        return Err(format!("expected {VERSION}, a token's id, a proof and a service"));
+    };
+    if version != VERSION {
+        return Err(format!(
+            "expected {VERSION}; found {:?}",
+            version.get(..16).unwrap_or(version)
+        ));
+    }
+    let id = id.parse().map_err(|_| "the token's id is malformed")?;
+    let role = shared.tokens.check(id, proof, binding)?;
+    let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
+    match services.get(service) {
+        Some(Service { role: wanted, address }) if role.includes(*wanted) => Ok(address.clone()),
+        Some(Service { role: wanted, .. }) => Err(format!(
+            "{service} is for tokens of role {}; token {id} has role {}",
+            wanted.name(),
+            role.name()
+        )),
+        None => Err(format!("there is no service {service:?}")),
+    }
+}
+
+/// Returns what a peer sends to prove its token.
+pub(crate) fn request(token: &crate::Token, binding: &[u8; BINDING], service: &str) -> String {
+    format!("{VERSION} {} {} {service}\n", token.id(), token.proof(binding))
+}
+
+/// Reads a line without its end, byte by byte: what follows belongs to the service.
+pub(crate) async fn read_line(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
+    let mut line = Vec::new();
+    while line.len() < REQUEST_MAX {
+        match stream.read_u8().await? {
+            b'\n' => return String::from_utf8(line).map_err(io::Error::other),
+            byte => line.push(byte),
+        }
+    }
+    Err(io::Error::other("the line is too long"))
+}
+
+async fn answer(stream: &mut TlsStream<TcpStream>, text: &str) -> io::Result<()> {
+    stream.write_all(text.as_bytes()).await?;
+    stream.flush().await
+}

@@ -1,0 +1,20 @@
+//! Connections between machines: encrypted, and each end proves who it is.
+//!
+//! A controller has an [`Authority`] of its own, and [`Tokens`] that it has given out. Its [`Gateway`]
+//! is the only listener that other machines reach: it speaks TLS 1.3, lets a peer prove its token, and
+//! connects it to the service that it asked for, a socket of the controller's own machine. A [`Remote`]
+//! is the other end. A token names the authority by its digest, so that a peer needs nothing else.
+//!
+//! A proof is bound to its TLS session. What one peer has sent is of no use to another.
+
+mod authority;
+mod error;
+mod gateway;
+mod remote;
+mod token;
+
+pub use authority::Authority;
+pub use error::TransportError;
+pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
+pub use remote::{Carrier, Remote};
+pub use token::{Role, Token, TokenId, Tokens};
