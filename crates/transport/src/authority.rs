@@ -15,7 +15,7 @@ use rustls::{
     SignatureScheme,
 };
 
-use crate::{Token, TransportError};
+use crate::TransportError;
 
 /// The name in a controller's certificate, whatever its address.
 const NAME: &str = "controller.fairway.internal";
@@ -72,10 +72,10 @@ pub(crate) fn server_name() -> ServerName<'static> {
     ServerName::try_from(NAME).expect("the name is one")
 }
 
-/// Returns the configuration of a peer that trusts the authority of a token alone.
-pub(crate) fn trusting(token: &Token) -> Arc<ClientConfig> {
+/// Returns the configuration of a peer that trusts the authority of this digest alone.
+pub(crate) fn trusting(pin: &[u8]) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let pin = token.pin().to_vec();
+    let pin = pin.to_vec();
     let schemes = provider.signature_verification_algorithms.supported_schemes();
     let verifier = Pinned { pin, provider: provider.clone(), schemes };
     let config = ClientConfig::builder_with_provider(provider)

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::token::{BINDING, LABEL};
-use crate::{Authority, Role, Tokens, TransportError};
+use crate::{Authority, PeerRole, Tokens, TransportError};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub enum ServiceAddress {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Service {
     /// The role of its peers.
-    pub role: Role,
+    pub role: PeerRole,
     /// Where it listens.
     pub address: ServiceAddress,
 }

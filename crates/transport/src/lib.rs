@@ -17,4 +17,4 @@ pub use authority::Authority;
 pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
 pub use remote::{Carrier, Remote};
-pub use token::{Role, Token, TokenId, Tokens};
+pub use token::{PeerRole, Token, TokenId, Tokens};

@@ -35,7 +35,7 @@ impl Remote {
     /// # Arguments
     /// - `address`: host and port of its gateway.
     pub fn new(address: &str, token: Token) -> Self {
-        let connector = TlsConnector::from(trusting(&token));
+        let connector = TlsConnector::from(trusting(token.pin()));
         Self { address: address.to_owned(), token, connector }
     }
 

@@ -20,7 +20,7 @@ const PREFIX: &str = "fairway";
 
 /// What a peer may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Role {
+pub enum PeerRole {
     /// Change the cluster: add islands, make tokens, stop it. And all that clients may.
     Admin,
     /// Run programs.
@@ -29,7 +29,7 @@ pub enum Role {
     Host,
 }
 
-impl Role {
+impl PeerRole {
     const ALL: [Self; 3] = [Self::Admin, Self::Client, Self::Host];
 
     /// Returns the name, such as `host`.
@@ -79,17 +79,17 @@ impl FromStr for TokenId {
 /// A secret, with the role that it proves and the digest of the authority that it is for.
 ///
 /// ```
-/// use transport::{Authority, Role, Token, Tokens};
+/// use transport::{Authority, PeerRole, Token, Tokens};
 /// let tokens = Tokens::default();
 /// let authority = Authority::create().unwrap();
-/// let token = tokens.create(Role::Host, &authority, None);
+/// let token = tokens.create(PeerRole::Host, &authority, None);
 /// let read: Token = token.to_string().parse().unwrap();
-/// assert_eq!((read.role(), read.id()), (Role::Host, token.id()));
+/// assert_eq!((read.role(), read.id()), (PeerRole::Host, token.id()));
 /// assert!(!format!("{token:?}").contains(&token.to_string()), "secrets are not logged");
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    role: Role,
+    role: PeerRole,
     id: TokenId,
     secret: [u8; SECRET],
     pin: [u8; digest::SHA256_OUTPUT_LEN],
@@ -97,7 +97,7 @@ pub struct Token {
 
 impl Token {
     /// Returns the role that it proves.
-    pub fn role(&self) -> Role {
+    pub fn role(&self) -> PeerRole {
         self.role
     }
 
@@ -141,7 +141,7 @@ impl FromStr for Token {
         let read = || {
             let mut parts = text.trim().split('-');
             let is_token = parts.next()? == PREFIX;
-            let role = Role::from_name(parts.next()?)?;
+            let role = PeerRole::from_name(parts.next()?)?;
             let id = TokenId(unhex(parts.next()?)?);
             let (secret, pin) = (unhex(parts.next()?)?, unhex(parts.next()?)?);
             (is_token && parts.next().is_none()).then_some(Self { role, id, secret, pin })
@@ -152,7 +152,7 @@ impl FromStr for Token {
 }
 
 struct Known {
-    role: Role,
+    role: PeerRole,
     secret: [u8; SECRET],
     expires: Option<SystemTime>,
 }
@@ -173,7 +173,7 @@ impl Tokens {
     /// The system has no random numbers.
     pub fn create(
         &self,
-        role: Role,
+        role: PeerRole,
         authority: &crate::Authority,
         lifetime: Option<Duration>,
     ) -> Token {
@@ -198,7 +198,7 @@ impl Tokens {
         id: TokenId,
         proof: &str,
         binding: &[u8; BINDING],
-    ) -> Result<Role, &'static str> {
+    ) -> Result<PeerRole, &'static str> {
         let known = self.locked();
         let Some(Known { role, secret, expires }) = known.get(&id) else {
             return Err("there is no such token, or it was revoked");

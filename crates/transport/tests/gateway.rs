@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use transport::{
-    Authority, Gateway, Refusal, Remote, Role, Service, ServiceAddress, Token, Tokens,
+    Authority, Gateway, PeerRole, Refusal, Remote, Service, ServiceAddress, Token, Tokens,
     TransportError,
 };
 
@@ -61,14 +61,15 @@ impl Controller {
                 tokio::spawn(echo(stream));
             }
         });
-        gateway.offer("hosts", Service { role: Role::Host, address: ServiceAddress::Unix(path) });
-        gateway.offer("clients", Service { role: Role::Client, address });
+        gateway
+            .offer("hosts", Service { role: PeerRole::Host, address: ServiceAddress::Unix(path) });
+        gateway.offer("clients", Service { role: PeerRole::Client, address });
         let gone = ServiceAddress::Unix(folder.join("gone.sock"));
-        gateway.offer("gone", Service { role: Role::Client, address: gone });
+        gateway.offer("gone", Service { role: PeerRole::Client, address: gone });
         Self { gateway, authority, tokens, refusals: seen, folder }
     }
 
-    fn token(&self, role: Role) -> Token {
+    fn token(&self, role: PeerRole) -> Token {
         self.tokens.create(role, &self.authority, None)
     }
 
@@ -107,7 +108,8 @@ impl Controller {
 #[tokio::test]
 async fn peers_with_a_token_reach_the_services_of_their_role() {
     let controller = Controller::start("admits").await;
-    let cases = [(Role::Host, "hosts"), (Role::Client, "clients"), (Role::Admin, "clients")];
+    let cases =
+        [(PeerRole::Host, "hosts"), (PeerRole::Client, "clients"), (PeerRole::Admin, "clients")];
     for (role, service) in cases {
         let token = controller.token(role).to_string().parse().unwrap();
         let mut stream = controller.remote(&token).connect(service).await.unwrap();
@@ -126,7 +128,7 @@ async fn peers_with_a_token_reach_the_services_of_their_role() {
 async fn a_local_socket_is_carried() {
     let controller = Controller::start("carries").await;
     let path = controller.folder.join("carried.sock");
-    let token = controller.token(Role::Host);
+    let token = controller.token(PeerRole::Host);
     let _carrier = controller.remote(&token).carry_unix(&path, "hosts").unwrap();
     for text in ["one", "another"] {
         let mut stream = UnixStream::connect(&path).await.unwrap();
@@ -141,19 +143,19 @@ async fn a_local_socket_is_carried() {
 #[tokio::test]
 async fn roles_reach_no_services_of_others() {
     let controller = Controller::start("roles").await;
-    let host = controller.token(Role::Host);
+    let host = controller.token(PeerRole::Host);
     let reason = controller.refusal(&host, "clients").await;
     assert_eq!(
         reason,
         format!("clients is for tokens of role client; token {} has role host", host.id())
     );
-    for role in [Role::Client, Role::Admin] {
+    for role in [PeerRole::Client, PeerRole::Admin] {
         let reason = controller.refusal(&controller.token(role), "hosts").await;
         assert!(reason.starts_with("hosts is for tokens of role host"), "{reason}");
     }
-    let reason = controller.refusal(&controller.token(Role::Client), "absent").await;
+    let reason = controller.refusal(&controller.token(PeerRole::Client), "absent").await;
     assert_eq!(reason, "there is no service \"absent\"");
-    let token = controller.token(Role::Client);
+    let token = controller.token(PeerRole::Client);
     let ended = controller.remote(&token).connect("gone").await.map(drop).unwrap_err();
     assert!(ended.to_string().ends_with("refuses: the service has ended"), "{ended}");
 }
@@ -161,7 +163,7 @@ async fn roles_reach_no_services_of_others() {
 #[tokio::test]
 async fn tokens_that_are_wrong_late_or_revoked_are_refused() {
     let controller = Controller::start("tokens").await;
-    let text = controller.token(Role::Host).to_string();
+    let text = controller.token(PeerRole::Host).to_string();
     let last_of_secret = text.rfind('-').unwrap() - 1;
     let digit = if text.as_bytes()[last_of_secret] == b'0' { "1" } else { "0" };
     let mut wrong = text.clone();
@@ -171,7 +173,8 @@ async fn tokens_that_are_wrong_late_or_revoked_are_refused() {
     let forged = text.replace("fairway-host", "fairway-client").parse().unwrap();
     let reason = controller.refusal(&forged, "clients").await;
     assert!(reason.starts_with("clients is for tokens of role client"), "{reason}");
-    let brief = controller.tokens.create(Role::Host, &controller.authority, Some(Duration::ZERO));
+    let brief =
+        controller.tokens.create(PeerRole::Host, &controller.authority, Some(Duration::ZERO));
     assert_eq!(controller.refusal(&brief, "hosts").await, "the token has expired");
     let token: Token = text.parse().unwrap();
     assert!(controller.tokens.revoke(token.id()) && !controller.tokens.revoke(token.id()));
@@ -182,7 +185,7 @@ async fn tokens_that_are_wrong_late_or_revoked_are_refused() {
 #[tokio::test]
 async fn another_controller_at_the_address_learns_nothing() {
     let (ours, other) = (Controller::start("ours").await, Controller::start("other").await);
-    let token = ours.token(Role::Host);
+    let token = ours.token(PeerRole::Host);
     let remote = Remote::new(&other.address().to_string(), token);
     let error = remote.connect("hosts").await.map(drop).unwrap_err();
     assert!(matches!(error, TransportError::NotTheController { .. }), "{error}");
@@ -191,7 +194,7 @@ async fn another_controller_at_the_address_learns_nothing() {
 
 /// Connects by TLS, whatever the certificate, sends a line, and returns the answer.
 async fn send_line(controller: &Controller, line: &[u8]) -> String {
-    let token = controller.token(Role::Host);
+    let token = controller.token(PeerRole::Host);
     let mut stream = controller.remote(&token).handshake().await.unwrap();
     stream.write_all(line).await.unwrap();
     let mut answer = Vec::new();
@@ -202,7 +205,7 @@ async fn send_line(controller: &Controller, line: &[u8]) -> String {
 #[tokio::test]
 async fn a_proof_is_of_no_use_in_another_session() {
     let controller = Controller::start("replays").await;
-    let token = controller.token(Role::Host);
+    let token = controller.token(PeerRole::Host);
     let (line, mut stream) = controller.remote(&token).prove("hosts").await.unwrap();
     let mut answer = [0; 3];
     stream.read_exact(&mut answer).await.unwrap();
@@ -248,7 +251,7 @@ async fn peers_that_say_nothing_take_no_place_of_others() {
     for _ in 0..400 {
         silent.push(TcpStream::connect(controller.address()).await.unwrap());
     }
-    let token = controller.token(Role::Host);
+    let token = controller.token(PeerRole::Host);
     let connecting = controller.remote(&token);
     let admitted = tokio::time::timeout(Duration::from_secs(5), connecting.connect("hosts")).await;
     admitted.expect("it waits for no silent peer").unwrap();

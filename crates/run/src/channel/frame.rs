@@ -5,16 +5,16 @@ use std::io::{self, Read, Write};
 use base::{HostId, TransferTag};
 
 /// Magic number of frames; also the version of this format.
-const MAGIC: u32 = 0x4641_4952 + 2;
+const MAGIC: u32 = 0x4641_4952 + 3;
 pub(crate) const HEADER_BYTES: usize = 48;
-/// Longest text (of a failure, or the token) that is accepted, in bytes.
+/// Longest text of a failure, or token, that is accepted, in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
 
 /// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum FrameKind {
-    /// Handshake, first on every connection; the payload is the token.
+    /// Handshake, first on every connection.
     Hello = 1,
     /// Bytes of a message, in the frame.
     Inline = 2,

@@ -8,6 +8,7 @@
 
 mod address;
 mod frame;
+mod handshake;
 mod inbox;
 mod lanes;
 mod memory;

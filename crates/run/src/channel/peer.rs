@@ -9,6 +9,7 @@ use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
 use super::frame::{FrameKind, Header};
+use super::handshake::{ANSWER_TIMEOUT, greet};
 use super::lanes::LaneName;
 use super::memory::{MemfdSegment, size_class};
 use super::socket::Socket;
@@ -141,7 +142,7 @@ impl Peer {
     /// it.
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
         let address = &self.endpoint(Channel(lane.via)).address;
-        let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
+        let mut socket = self.greet(Socket::connect_within(address, timeout)?, timeout)?;
         lane.header(self.me, taken).write(&mut socket)?;
         Ok(socket)
     }
@@ -157,17 +158,16 @@ impl Peer {
 
     /// Connects by a channel to check that it reaches the peer.
     pub fn probe(&self, by: Channel, timeout: Duration) -> io::Result<()> {
-        self.greet(Socket::connect_within(&self.endpoint(by).address, timeout)?).map(drop)
+        let socket = Socket::connect_within(&self.endpoint(by).address, timeout)?;
+        self.greet(socket, timeout).map(drop)
     }
 
     fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
-        self.greet(Socket::connect(&endpoint.address)?)
+        self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT)
     }
 
-    /// Authenticates a new connection (handshake).
-    fn greet(&self, mut socket: Socket) -> io::Result<Socket> {
-        let header = self.header(FrameKind::Hello, TransferTag(0), self.token.len());
-        socket.write_frame(&header.encode(), self.token.as_bytes())?;
+    fn greet(&self, mut socket: Socket, timeout: Duration) -> io::Result<Socket> {
+        greet(&mut socket, self.me, &self.token, timeout)?;
         Ok(socket)
     }
 

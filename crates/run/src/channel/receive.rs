@@ -11,13 +11,12 @@ use std::time::Duration;
 use base::{HostId, Status};
 
 use super::frame::{FrameKind, HEADER_BYTES, Header, TEXT_LIMIT};
+use super::handshake::admit;
 use super::lanes::{LaneName, Opened};
 use super::memory::{MemfdSegment, Payload, SharedBlock};
 use super::socket::{ChannelListener, Socket};
 use super::{Inner, Partial};
 
-/// Timeout for a new connection to authenticate.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection could not be accepted.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 /// Largest message that is accepted, in bytes.
@@ -48,10 +47,10 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
         let inner = inner.clone();
         let serve = move || {
             let mut socket = socket;
-            let greeted = greet(&inner, &mut socket);
+            let admitted = admit(&mut socket, inner.me, &inner.token);
             inner.know(&stranger);
             drop(stranger);
-            if let Err(error) = greeted.and_then(|()| serve(&inner, socket))
+            if let Err(error) = admitted.and_then(|()| serve(&inner, socket))
                 && error.kind() != io::ErrorKind::UnexpectedEof
             {
                 tracing::warn!(%error, "a data-plane connection ended");
@@ -62,20 +61,6 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
             tracing::warn!(%error, "no thread for a data-plane connection");
         }
     }
-}
-
-/// Authenticates a new connection (handshake).
-fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
-    socket.set_timeout(Some(HELLO_TIMEOUT))?;
-    let hello = Header::read(socket)?;
-    let token = read_text(socket, &hello)?;
-    if hello.kind != FrameKind::Hello || token != inner.token {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("a peer that calls itself host {} does not know the token", hello.from),
-        ));
-    }
-    socket.set_timeout(None)
 }
 
 /// Reads frames from one connection until it ends.

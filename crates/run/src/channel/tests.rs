@@ -224,3 +224,66 @@ fn strangers_are_turned_away() {
     two.close();
     stranger.close();
 }
+
+/// Relays one connection after another to `target`; returns its address, and what connectors sent.
+fn relay(target: &str) -> (String, Arc<Mutex<Vec<u8>>>) {
+    let target = target.strip_prefix("tcp:").unwrap().to_owned();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let noted = seen.clone();
+    std::thread::spawn(move || {
+        for connector in listener.incoming().map_while(Result::ok) {
+            let acceptor = std::net::TcpStream::connect(&target).unwrap();
+            let (mut there, mut back) = (acceptor.try_clone().unwrap(), acceptor);
+            let (mut from, mut to) = (connector.try_clone().unwrap(), connector);
+            std::thread::spawn(move || std::io::copy(&mut back, &mut to));
+            let noted = noted.clone();
+            std::thread::spawn(move || {
+                let mut part = [0; 4096];
+                while let Ok(count @ 1..) = std::io::Read::read(&mut from, &mut part) {
+                    noted.lock().extend_from_slice(&part[..count]);
+                    there.write_all(&part[..count]).unwrap();
+                }
+            });
+        }
+    });
+    (address, seen)
+}
+
+#[test]
+fn over_tcp_the_token_is_proved_and_not_sent() {
+    let (one, two) = pair("tcp");
+    let (address, seen) = relay(two.address());
+    one.add_peer(HostId(2), &address);
+    one.send(HostId(2), Channel::INSIDE, TransferTag(1), b"hello").unwrap();
+    assert_eq!(two.take(TransferTag(1), WHILE).unwrap().as_ref(), b"hello");
+    let sent = seen.lock().clone();
+    assert!(sent.windows(5).any(|bytes| bytes == b"hello"), "the relay has seen all");
+    assert!(!sent.windows(6).any(|bytes| bytes == b"secret"));
+
+    // All that a peer has sent is of no use in another connection.
+    let mut replay = std::net::TcpStream::connect(two.address().strip_prefix("tcp:").unwrap());
+    let replay = replay.as_mut().unwrap();
+    let _ = replay.write_all(&sent); // it may be refused before all is written
+    let mut answer = Vec::new();
+    let _ = std::io::Read::read_to_end(replay, &mut answer);
+    assert!(two.take(TransferTag(1), Duration::from_millis(300)).is_err(), "nothing arrives twice");
+    one.close();
+    two.close();
+}
+
+#[test]
+fn over_tcp_both_ends_must_know_the_token() {
+    let (one, two) = pair("tcp");
+    let other = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "another").unwrap();
+    for (from, to) in [(&one, &other), (&other, &two)] {
+        from.add_peer(HostId(9), to.address());
+        let error = from.send(HostId(9), Channel::INSIDE, TransferTag(1), b"hello").unwrap_err();
+        assert!(error.to_string().contains("does not know the token"), "{error}");
+        assert!(to.take(TransferTag(1), Duration::from_millis(100)).is_err());
+    }
+    for plane in [one, two, other] {
+        plane.close();
+    }
+}
