@@ -151,7 +151,7 @@ def test_collectives_between_islands_are_part_of_the_step(tmp_path):
     assert (name, kind, ranks, size, times) == ("jit__lambda:2", "all_reduce", [0, 2], 256, 1)
     assert "collectives" in ended.stdout
     [uploaded] = gaps(text)
-    assert "sends 2 arrays" in uploaded
+    assert uploaded.startswith("the client sends 0.000 MiB in each step")
     graph = graphs.of_program(text)
     assert graph.devices == 2
     [total] = [n for n, node in enumerate(graph.nodes) if node.kind == "all_reduce"]
@@ -167,6 +167,62 @@ def test_collectives_between_islands_are_part_of_the_step(tmp_path):
     for command in (["explain"], ["place"]):
         found = CliRunner().invoke(app, [*command, str(output), "--fabric", "elect-flat:2"])
         assert found.exit_code == 0, found.output
+
+
+INSIDE = """
+import collections, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+islands = [[d for d in jax.devices() if d.island == i] for i in (0, 1)]
+both = NamedSharding(Mesh(np.array(islands), ("island", "x")), P(("island", "x")))
+on = [NamedSharding(Mesh(np.array(ds), "x"), P("x")) for ds in islands]
+turn = jax.jit(jax.shard_map(
+    lambda x: jax.lax.ppermute(x, "x", [(0, 1), (1, 0)]),
+    mesh=both.mesh, in_specs=both.spec, out_specs=both.spec,
+))
+grow, late, feed = jax.jit(lambda x: x + 1), jax.jit(lambda x: x * 2), jax.jit(lambda w, x: w + x)
+
+def parts(x, i):
+    shards = [s.data for s in x.addressable_shards if s.device.island == i]
+    return jax.make_array_from_single_device_arrays((4,), on[i], shards)
+
+whole = jax.device_put(np.zeros(8, "f"), both)
+there = collections.deque(jax.device_put(np.zeros(4, "f"), on[1]) for _ in range(2))
+batches = collections.deque(jax.device_put(np.full(4, k, "f"), on[0]) for k in range(2))
+weights = jax.device_put(np.zeros(4, "f"), on[0])
+for k in range(8):
+    xs = [grow(parts(whole, i)) for i in (0, 1)]
+    shards = [s.data for x in xs for s in x.addressable_shards]
+    whole = turn(jax.make_array_from_single_device_arrays((8,), both, shards))
+    there.append(late(there.popleft()))
+    batches.append(jax.device_put(np.full(4, k + 2, "f"), on[0]))
+    weights = feed(weights, batches.popleft())
+print(whole, weights)
+"""
+
+
+def test_what_islands_do_apart_stays_apart(tmp_path):
+    """Collectives inside islands, arrays over both that are taken apart again, values that are read
+    two steps later, and batches that are sent two steps ahead."""
+    ended, output = capture(tmp_path, INSIDE)
+    assert ended.returncode == 0, ended.stderr
+    text = read(output)
+    assert "collectives ()" in text
+    [uploaded] = gaps(text)
+    assert uploaded.startswith("the client sends")
+    graph = graphs.of_program(text)
+    assert graph.devices == 2
+    assert {node.kind for node in graph.nodes} == {"compute"}
+    read_from = [
+        {(graph.nodes[after].devices[0], node.devices[0]) for after, _ in node.carried}
+        for node in graph.nodes
+    ]
+    assert all(source == target for pairs in read_from for source, target in pairs)
+    steps = {node.devices[0]: set() for node in graph.nodes}
+    for node in graph.nodes:
+        steps[node.devices[0]] |= {back for _, back in node.carried}
+    assert 2 in steps[1], "the second island's value is read two steps later"
+    assert 2 not in steps[0]
 
 
 def test_sparse_exchanges_are_listed(tmp_path):

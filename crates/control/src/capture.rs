@@ -35,8 +35,20 @@ type Shared = BTreeMap<BufferId, Shares>;
 enum Shares {
     /// All shards of one, in the same place.
     All(BufferId),
-    /// Some shards of each.
-    Some(Vec<ArrayUse>),
+    /// Of successive shards up to each of these positions, the array.
+    Some(Vec<(u32, ArrayUse)>),
+}
+
+impl Shares {
+    /// Returns the array of the shard at a position, if the buffer shares only some of an array's.
+    fn array(&self, position: u32) -> Option<&ArrayUse> {
+        match self {
+            Self::All(_) => None,
+            Self::Some(runs) => {
+                runs.iter().find(|(end, _)| position < *end).map(|(_, array)| array)
+            }
+        }
+    }
 }
 
 /// An operation of a client.
@@ -116,17 +128,19 @@ impl Log {
         let shares = if is_all {
             self.shared.get(&whole.id).cloned().unwrap_or(Shares::All(whole.id))
         } else {
-            let mut arrays: Vec<ArrayUse> = Vec::new();
-            for (source, _) in sources {
-                let found = match self.shared.get(&source.id) {
-                    Some(Shares::Some(arrays)) => arrays.clone(),
-                    _ => vec![(self.made_as(source.id), source.spec.clone())],
+            let mut runs: Vec<(u32, ArrayUse)> = Vec::new();
+            for (end, (source, from)) in (1..).zip(sources) {
+                let shared = self.shared.get(&source.id);
+                let array = match shared.and_then(|shares| shares.array(*from)) {
+                    Some(array) => array.clone(),
+                    None => (self.made_as(source.id), source.spec.clone()),
                 };
-                arrays.extend(found);
-                arrays.sort_by_key(|array| array.0);
-                arrays.dedup_by_key(|array| array.0);
+                match runs.last_mut().filter(|(_, last)| last.0 == array.0) {
+                    Some((last, _)) => *last = end,
+                    None => runs.push((end, array)),
+                }
             }
-            Shares::Some(arrays)
+            Shares::Some(runs)
         };
         if self.shared.len() == LOG_LIMIT {
             self.shared.pop_first();
@@ -160,13 +174,17 @@ impl Log {
         }
         let program = Program { name, ..Program::default() };
         let mut writer = Writer { program, shared: self.shared, ..Writer::default() };
-        let (before, step) = (&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
-        writer.inputs(before, step);
+        let (earlier, step) = (&notes[..begin], &notes[begin..end]);
+        let alike =
+            |other: &&[Note]| step.iter().zip(*other).all(|(one, other)| one.is_like(other));
+        let repetitions: Vec<&[Note]> =
+            earlier.rchunks_exact(step.len()).take_while(alike).collect();
+        writer.inputs(earlier, &repetitions, step);
         for note in step {
             writer.add(note, time);
         }
         writer.results(step, &notes[end..]);
-        writer.carry(before, step);
+        writer.carry(&repetitions, step);
         Some(writer.program)
     }
 
@@ -219,23 +237,25 @@ impl Writer {
         id
     }
 
-    /// Declares arrays that are read and not made here as inputs. Those that are neither older than the
-    /// previous repetition nor made by it come from the client.
-    fn inputs(&mut self, before: &[Note], notes: &[Note]) {
-        let results = |notes: &[Note]| -> HashSet<BufferId> {
-            notes.iter().flat_map(|note| note.results.iter().map(|result| result.0)).collect()
-        };
-        let earlier = results(before);
-        let since = earlier.iter().min().copied();
+    /// Declares arrays that are read and not made here as inputs. Those of a repetition that nothing
+    /// has made or read before come from the client.
+    fn inputs(&mut self, earlier: &[Note], repetitions: &[&[Note]], notes: &[Note]) {
+        let mut known: HashSet<BufferId> = HashSet::new();
+        for note in earlier {
+            known.extend(note.results.iter().map(|result| result.0));
+            known.extend(
+                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).map(|arg| arg.0),
+            );
+        }
         let mut made: HashSet<BufferId> = HashSet::new();
         for note in notes {
-            for arg in
-                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).collect::<Vec<_>>()
-            {
+            let read: Vec<ArrayUse> =
+                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).collect();
+            for arg in read {
                 if !made.contains(&arg.0) && !self.values.contains_key(&arg.0) {
                     let input = self.value(&arg);
                     self.program.inputs += 1;
-                    if since.is_some_and(|since| arg.0 > since) && !earlier.contains(&arg.0) {
+                    if !repetitions.is_empty() && !known.contains(&arg.0) {
                         self.program.uploaded.push(input.0);
                     }
                 }
@@ -321,8 +341,8 @@ impl Writer {
     ) -> FunctionId {
         let (name, work) = (self.unique(name), executable.work());
         let collectives = match &executable.form {
-            ExecutableForm::Exchange(collectives) => collectives.clone(),
-            ExecutableForm::Gang | ExecutableForm::Dataflow(_) => Vec::new(),
+            ExecutableForm::Exchange(collectives) => Some(collectives.clone()),
+            ExecutableForm::Gang | ExecutableForm::Dataflow(_) => None,
         };
         self.program.functions.push(Function { name, time, work, collectives });
         FunctionId(self.program.functions.len() as u32 - 1)
@@ -382,24 +402,41 @@ impl Writer {
         }
     }
 
-    /// Declares inputs made by the previous repetition as loop-carried, from the values in the same
-    /// place here.
-    fn carry(&mut self, before: &[Note], notes: &[Note]) {
-        let mut made: HashMap<BufferId, ValueId> = HashMap::new();
-        for (earlier, note) in before.iter().zip(notes) {
-            for (earlier, result) in earlier.results.iter().zip(&note.results) {
-                made.insert(earlier.0, self.values[&result.0]);
+    /// Declares inputs made by earlier repetitions as loop-carried, from the values in the same place
+    /// here.
+    ///
+    /// # Arguments
+    /// - `repetitions`: the previous one first.
+    fn carry(&mut self, repetitions: &[&[Note]], notes: &[Note]) {
+        let mut made: HashMap<BufferId, (u32, ValueId)> = HashMap::new();
+        for (steps_before, before) in (1..).zip(repetitions) {
+            for (earlier, note) in before.iter().zip(notes) {
+                for (earlier, result) in earlier.results.iter().zip(&note.results) {
+                    let from = self.values[&result.0];
+                    made.entry(earlier.0).or_insert((steps_before, from));
+                }
             }
         }
+        let read = |notes: &[Note]| -> Vec<BufferId> {
+            let args = notes.iter().flat_map(|note| &note.args);
+            args.flat_map(|arg| arrays(&self.shared, arg)).map(|array| array.0).collect()
+        };
+        let now = read(notes);
+        // What the previous repetition has read in the same places, if that is as much.
+        let previous = repetitions.first().map(|before| read(before));
+        let previous = previous.filter(|previous| previous.len() == now.len());
         let mut carried: Vec<Carried> = Vec::new();
-        for arg in
-            notes.iter().flat_map(|note| &note.args).flat_map(|arg| arrays(&self.shared, arg))
-        {
-            let input = self.values[&arg.0];
-            let Some(&from) = made.get(&arg.0) else { continue };
-            let is_alike = self.program.value(input) == self.program.value(from);
-            if input.0 < self.program.inputs && is_alike {
-                carried.push(Carried { input: input.0, from });
+        for (place, buffer) in now.iter().enumerate() {
+            let input = self.values[buffer].0;
+            let Some(&(steps_before, from)) = made.get(buffer) else { continue };
+            // An array that an earlier repetition made may also have been kept since.
+            let kept = || {
+                let read = previous.as_ref().and_then(|previous| made.get(&previous[place]));
+                read != Some(&(steps_before + 1, from))
+            };
+            let is_alike = self.program.values[input as usize] == *self.program.value(from);
+            if input < self.program.inputs && is_alike && (steps_before == 1 || !kept()) {
+                carried.push(Carried { input, from, steps_before });
             }
         }
         carried.sort_unstable();
@@ -434,8 +471,9 @@ impl Writer {
 
 /// Returns the arrays of whose shards an argument consists: itself, unless it shares shards.
 fn arrays(shared: &Shared, arg: &ArrayUse) -> Vec<ArrayUse> {
-    match shared.get(&arg.0) {
-        Some(Shares::Some(arrays)) => arrays.clone(),
-        _ => vec![arg.clone()],
-    }
+    let Some(Shares::Some(runs)) = shared.get(&arg.0) else { return vec![arg.clone()] };
+    let mut found: Vec<ArrayUse> = runs.iter().map(|(_, array)| array.clone()).collect();
+    found.sort_by_key(|array| array.0);
+    found.dedup_by_key(|array| array.0);
+    found
 }

@@ -426,7 +426,9 @@ fn collectives_of(reported: Vec<HostCollective>, devices: usize) -> Vec<Collecti
             distinct.push(found);
         }
     }
-    distinct.sort_by_key(|(operation, _)| *operation);
+    distinct.sort_by(|(one, a), (other, b)| {
+        one.cmp(other).then_with(|| a.devices.iter().cmp(b.devices.iter()))
+    });
     distinct.into_iter().map(|(_, op)| op).collect()
 }
 

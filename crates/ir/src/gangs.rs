@@ -18,8 +18,11 @@ impl GangMap {
     pub fn of(program: &Program) -> Self {
         let mut together: BTreeMap<u32, u32> = BTreeMap::new();
         for node in &program.nodes {
-            if let Operation::Call { function, devices, .. } = &node.operation
-                && program.functions[function.0 as usize].collectives.is_empty()
+            let Operation::Call { function, devices, .. } = &node.operation else { continue };
+            for device in devices.iter() {
+                together.entry(device.0).or_insert(device.0);
+            }
+            if program.functions[function.0 as usize].collectives.is_none()
                 && let Some(first) = devices.first()
             {
                 let first = root(&mut together, first.0);
@@ -56,7 +59,7 @@ impl GangMap {
     pub fn stages(&self, function: &Function, devices: &[DeviceId]) -> Vec<Vec<CollectiveOp>> {
         let mut stages: Vec<Vec<CollectiveOp>> = Vec::new();
         let mut busy: BTreeSet<u32> = BTreeSet::new();
-        for op in &function.collectives {
+        for op in function.collectives.iter().flatten() {
             if stages.is_empty() || op.devices.iter().any(|rank| busy.contains(rank)) {
                 stages.push(Vec::new());
                 busy.clear();

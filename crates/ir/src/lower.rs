@@ -11,14 +11,14 @@ use base::{Bytes, DeviceId, Nanos};
 
 use crate::gangs::GangMap;
 use crate::{
-    ArraySpec, Collective, Dependency, Devices, Function, Node, Operation, Program, Sparse,
-    StepGraph, StepOp, ValueId,
+    ArraySpec, Carried, Collective, Dependency, Devices, Function, Node, Operation, Program,
+    Sparse, StepGraph, StepOp, ValueId,
 };
 
 /// Lowers a program that is executed repeatedly, such as a training loop, to its step graph.
 ///
-/// A node depends on the producers of the values that it reads, in an earlier step for loop-carried
-/// values. A node without dependencies in its step begins once its device has ended the previous step.
+/// A node depends on the producers of the values that it reads, on the devices where it reads them, in
+/// an earlier step for loop-carried values. A node without dependencies in its step begins once its device has ended the previous step.
 /// The cost grows with the values, the devices of nodes, and the size of the result, which has one
 /// transfer for each pair of gangs of an array and, in exchanges, for each pair of groups.
 ///
@@ -46,14 +46,18 @@ use crate::{
 /// The program is not [valid](Program::verify).
 pub fn lower(program: &Program) -> StepGraph {
     let gangs = GangMap::of(program);
+    let input = |input: u32| {
+        let places = gangs.places(program.value(ValueId(input)));
+        let inputs = places.into_iter().map(|device| (device, input)).collect();
+        Made { inputs, ..Made::default() }
+    };
+    let values = (0..program.inputs).map(input).collect();
     let mut lowering = Lowering {
         program,
         step: StepGraph::new(program.name.clone(), gangs.count),
         gangs,
         drafts: Vec::new(),
-        values: (0..program.inputs)
-            .map(|input| Made { inputs: [input].into(), ..Made::default() })
-            .collect(),
+        values,
         made: Vec::new(),
         last: BTreeMap::new(),
     };
@@ -92,23 +96,49 @@ struct Draft {
     /// The device on which it begins.
     begins: u32,
     after: BTreeSet<u32>,
-    /// Inputs that it reads, directly or through nodes without transfers.
-    inputs: BTreeSet<u32>,
+    /// Devices and inputs that it reads there, directly or through nodes without transfers.
+    inputs: BTreeSet<(u32, u32)>,
 }
 
 /// What must have ended before a value is available, or after a node of the program.
 #[derive(Clone, Default)]
 struct Made {
-    /// Nodes of the step; for a node without transfers, the producers of its arguments.
-    nodes: BTreeSet<u32>,
-    /// Inputs of the program that are passed through.
-    inputs: BTreeSet<u32>,
+    /// Devices, and for each a node of the step that has written its part; for a node without
+    /// transfers, the producers of its arguments.
+    nodes: BTreeSet<(u32, u32)>,
+    /// Devices, and for each an input of the program whose part is passed through.
+    inputs: BTreeSet<(u32, u32)>,
+    /// Nodes that must have ended whatever is read (control dependencies).
+    ordered: BTreeSet<u32>,
 }
 
 impl Made {
     fn extend(&mut self, other: &Self) {
         self.nodes.extend(&other.nodes);
         self.inputs.extend(&other.inputs);
+        self.ordered.extend(&other.ordered);
+    }
+
+    /// Keeps what is on these devices.
+    fn retain(&mut self, is_kept: impl Fn(u32) -> bool) {
+        self.nodes.retain(|(device, _)| is_kept(*device));
+        self.inputs.retain(|(device, _)| is_kept(*device));
+    }
+}
+
+/// Returns the devices whose data an operation changes.
+fn written(op: &StepOp) -> BTreeSet<u32> {
+    match op {
+        StepOp::Transfer { target, .. } => [*target].into(),
+        op => op.devices().collect(),
+    }
+}
+
+/// Returns the devices whose data an operation reads.
+fn read(op: &StepOp) -> BTreeSet<u32> {
+    match op {
+        StepOp::Transfer { source, .. } => [*source].into(),
+        op => op.devices().collect(),
     }
 }
 
@@ -129,7 +159,9 @@ impl Lowering<'_> {
     fn add(&mut self, node: &Node) {
         let mut before = Made::default();
         for after in &node.after {
-            before.extend(&self.made[after.0 as usize]);
+            let made = &self.made[after.0 as usize];
+            before.extend(made);
+            before.ordered.extend(made.nodes.iter().map(|(_, node)| node));
         }
         if let Operation::Move { .. } = node.operation {
             return self.add_move(node, &before);
@@ -140,7 +172,7 @@ impl Lowering<'_> {
         let made = match &node.operation {
             Operation::Call { function, devices, .. } => {
                 let function = &self.program.functions[function.0 as usize];
-                if function.collectives.is_empty() {
+                if function.collectives.is_none() {
                     self.compute(function, devices, before)
                 } else {
                     self.communicate(function, devices, before)
@@ -150,7 +182,10 @@ impl Lowering<'_> {
             Operation::Sparse(sparse) => self.exchange(node, sparse, before),
             Operation::Assemble | Operation::Move { .. } => before,
         };
-        self.values.extend(node.results.clone().map(|_| made.clone()));
+        for result in node.results.clone() {
+            let value = self.value(result, &made);
+            self.values.push(value);
+        }
         self.made.push(made);
     }
 
@@ -189,15 +224,32 @@ impl Lowering<'_> {
             self.transfer("transfer", (from, to), from.bytes(), &before);
             let made = self.made_since(first, before);
             all.extend(&made);
-            self.values.push(made);
+            self.values.push(self.value(result, &made));
         }
         self.made.push(all);
     }
 
-    /// Returns the drafts from `first` on; if there are none, passes `before` through.
-    fn made_since(&self, first: u32, before: Made) -> Made {
-        let nodes: BTreeSet<u32> = (first..self.drafts.len() as u32).collect();
-        if nodes.is_empty() { before } else { Made { nodes, ..Made::default() } }
+    /// Returns the drafts from `first` on, and what is on devices that they do not write.
+    fn made_since(&self, first: u32, mut before: Made) -> Made {
+        let drafts = (first..).zip(&self.drafts[first as usize..]);
+        let nodes: BTreeSet<(u32, u32)> = drafts
+            .flat_map(|(node, draft)| written(&draft.op).into_iter().map(move |on| (on, node)))
+            .collect();
+        if !nodes.is_empty() {
+            let devices: BTreeSet<u32> = nodes.iter().map(|(device, _)| *device).collect();
+            before.retain(|device| !devices.contains(&device));
+            before.ordered.clear();
+            before.nodes.extend(nodes);
+        }
+        before
+    }
+
+    /// Returns what a value is made by, of all that its node has made.
+    fn value(&self, value: u32, made: &Made) -> Made {
+        let places = self.gangs.places(self.program.value(ValueId(value)));
+        let mut made = made.clone();
+        made.retain(|device| places.contains(&device));
+        made
     }
 
     /// Lowers an exchange to transfers between all pairs of groups; data-dependent rows count as equal
@@ -254,34 +306,41 @@ impl Lowering<'_> {
     }
 
     fn draft(&mut self, name: &str, op: StepOp, begins: u32, before: &Made) {
-        let (after, inputs) = (before.nodes.clone(), before.inputs.clone());
+        let devices = read(&op);
+        let mut before = before.clone();
+        before.retain(|device| devices.contains(&device));
+        let Made { nodes, inputs, ordered: mut after } = before;
+        after.extend(nodes.into_iter().map(|(_, node)| node));
         self.drafts.push(Draft { name: name.into(), op, begins, after, inputs });
     }
 
     /// Adds the dependencies on earlier steps, now that all producers are known.
     fn finish(mut self) -> StepGraph {
-        let carried: BTreeMap<u32, u32> =
-            self.program.carried.iter().map(|carried| (carried.input, carried.from.0)).collect();
+        let carried: BTreeMap<u32, Carried> =
+            self.program.carried.iter().map(|&carried| (carried.input, carried)).collect();
         for draft in std::mem::take(&mut self.drafts) {
             let mut after: BTreeSet<Dependency> =
                 draft.after.iter().copied().map(Dependency::on).collect();
             // A value passed through a step was produced in an earlier one; of each node, the latest
             // step counts.
             let (mut reached, mut found) = (BTreeSet::new(), BTreeSet::new());
-            let mut open: BTreeSet<u32> = draft.inputs;
-            for steps_before in 1.. {
-                let mut passed: BTreeSet<u32> = BTreeSet::new();
-                for input in open.into_iter().filter(|&input| reached.insert(input)) {
-                    let Some(&from) = carried.get(&input) else { continue };
-                    let made = &self.values[from as usize];
-                    let nodes = made.nodes.iter().filter(|&&node| found.insert(node));
-                    after.extend(nodes.map(|&node| Dependency { node, steps_before }));
-                    passed.extend(&made.inputs);
+            let from_inputs = |passed: u32, inputs: &BTreeSet<(u32, u32)>| {
+                inputs.iter().map(move |&(device, input)| (passed, device, input)).collect()
+            };
+            let mut open: BTreeSet<(u32, u32, u32)> = from_inputs(0, &draft.inputs);
+            while let Some((passed, device, input)) = open.pop_first() {
+                let Some(&Carried { from, steps_before, .. }) = carried.get(&input) else {
+                    continue;
+                };
+                if !reached.insert((device, input)) {
+                    continue;
                 }
-                open = passed;
-                if open.is_empty() {
-                    break;
-                }
+                let steps_before = passed.saturating_add(steps_before);
+                let mut made = self.values[from.0 as usize].clone();
+                made.retain(|other| other == device);
+                let nodes = made.nodes.iter().filter(|(_, node)| found.insert(*node));
+                after.extend(nodes.map(|&(_, node)| Dependency { node, steps_before }));
+                open.append(&mut from_inputs(steps_before, &made.inputs));
             }
             if draft.after.is_empty()
                 && let Some(&node) = self.last.get(&draft.begins)

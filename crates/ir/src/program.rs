@@ -34,9 +34,10 @@ pub struct Function {
     pub time: Option<Nanos>,
     /// The compiler's cost estimate of one execution on each of its devices, if there is one.
     pub work: Option<Work>,
-    /// The collectives that it consists of, in order, if it is executed by teams of hosts instead of
-    /// XLA. Their devices are indices into the devices of a call, one for each host of a team.
-    pub collectives: Vec<CollectiveOp>,
+    /// The collectives between hosts that it consists of, in order, if it is executed by teams of
+    /// hosts instead of XLA. Their devices are indices into the devices of a call, one for each host of
+    /// a team.
+    pub collectives: Option<Vec<CollectiveOp>>,
 }
 
 /// The hardware-independent cost of a computation.
@@ -89,8 +90,10 @@ pub struct Node {
 pub struct Carried {
     /// The input of the next iteration.
     pub input: u32,
-    /// The value of this iteration that the input takes.
+    /// The value that the input takes, of an earlier iteration.
     pub from: ValueId,
+    /// How many iterations earlier: 1 is the previous one.
+    pub steps_before: u32,
 }
 
 /// A dataflow graph whose nodes are in topological order.
@@ -165,6 +168,36 @@ pub enum ProgramError {
         /// The value.
         value: u32,
     },
+    /// A collective of a function is not of devices of its call.
+    #[error(
+        "node {node} calls a function with a collective of devices {found:?} of the call; expected two \
+         or more different ones, each below {count}"
+    )]
+    Ranks {
+        /// The node.
+        node: u32,
+        /// The ranks of the collective.
+        found: Vec<u32>,
+        /// Number of devices of the call.
+        count: u32,
+    },
+    /// An array is assembled from shards that its arguments do not have.
+    #[error(
+        "node {node} cannot assemble value {value}; expected shards that its arguments have, of their \
+         element type and shape, on the same devices"
+    )]
+    Assembled {
+        /// The node.
+        node: u32,
+        /// The value.
+        value: u32,
+    },
+    /// An input comes from the client and from the previous iteration.
+    #[error("input {input} is uploaded and carried; expected one of them")]
+    Uploaded {
+        /// The input.
+        input: u32,
+    },
     /// A transfer changes more than the sharding of an array.
     #[error("node {node} moves value {from} to value {to} of another shape or element type")]
     Changed {
@@ -178,7 +211,7 @@ pub enum ProgramError {
     /// A loop-carried value does not match its input.
     #[error(
         "input {input} is carried from value {from}; expected a value of the program, of the type and \
-         sharding of the input"
+         sharding of the input, and of an earlier step"
     )]
     Carried {
         /// The input.

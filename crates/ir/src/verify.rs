@@ -1,11 +1,13 @@
 //! Checks of programs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use base::DeviceId;
 
-use crate::{ArraySpec, Carried, Function, Node, Operation, Program, ProgramError, ValueId};
+use crate::{
+    ArraySpec, Carried, DType, Dims, Function, Node, Operation, Program, ProgramError, ValueId,
+};
 
 impl Program {
     /// Checks all invariants of a program.
@@ -26,11 +28,14 @@ impl Program {
             let found = check.defined..self.values.len() as u32;
             return Err(ProgramError::Order { node: end, found });
         }
-        for &Carried { input, from } in &self.carried {
+        for &Carried { input, from, steps_before } in &self.carried {
             let is_alike = |from: &ArraySpec| *from == self.values[input as usize];
-            let is_known = input < self.inputs;
+            let is_known = input < self.inputs && steps_before > 0;
             if !is_known || !self.values.get(from.0 as usize).is_some_and(is_alike) {
                 return Err(ProgramError::Carried { input, from: from.0 });
+            }
+            if self.uploaded.contains(&input) {
+                return Err(ProgramError::Uploaded { input });
             }
         }
         match self.donated.iter().find(|&&input| input >= self.inputs) {
@@ -120,13 +125,14 @@ impl Check<'_> {
         devices: &[DeviceId],
     ) -> Result<(), ProgramError> {
         let count = devices.len() as u32;
-        let ranks = function.collectives.iter().flat_map(|op| op.devices.iter().copied());
-        match ranks.max().filter(|&last| last >= count) {
-            Some(number) => {
-                Err(ProgramError::Unknown { node, what: "device of a call", number, count })
+        for op in function.collectives.iter().flatten() {
+            let ranks: BTreeSet<u32> = op.devices.iter().copied().collect();
+            let is_distinct = ranks.len() == op.devices.len() && ranks.len() > 1;
+            if !is_distinct || ranks.last().is_some_and(|&last| last >= count) {
+                return Err(ProgramError::Ranks { node, found: op.devices.to_vec(), count });
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     fn moves(&self, number: u32, node: &Node) -> Result<(), ProgramError> {
@@ -143,25 +149,28 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks that the shards of a result are of its arguments' element type and on their devices.
+    /// Checks that each shard of a result is one that an argument has on the same device.
     fn assembles(&self, number: u32, node: &Node) -> Result<(), ProgramError> {
-        let (found, expected) = (node.results.len() as u32, 1);
-        if found != expected {
-            return Err(ProgramError::Count { node: number, what: "results", found, expected });
-        }
-        let made = &self.program.values[node.results.start as usize];
-        let args = node.args.iter().map(|&arg| self.program.value(arg));
-        let mut devices: BTreeSet<DeviceId> = BTreeSet::new();
-        for (value, arg) in node.args.iter().zip(args) {
-            if arg.dtype != made.dtype {
-                let (from, to) = (value.0, node.results.start);
-                return Err(ProgramError::Changed { node: number, from, to });
+        for (what, found) in [("arguments", node.args.len()), ("results", node.results.len())] {
+            if found == 0 || (what == "results" && found > 1) {
+                let (node, found, expected) = (number, found as u32, 1);
+                return Err(ProgramError::Count { node, what, found, expected });
             }
-            devices.extend(arg.sharding.devices.iter());
         }
-        match made.sharding.devices.iter().all(|device| devices.contains(device)) {
+        let value = node.results.start;
+        let shards = |spec: &ArraySpec| -> Vec<(DeviceId, DType, Dims)> {
+            let devices = spec.sharding.devices.iter().enumerate();
+            let shard = |(position, &device)| {
+                (device, spec.dtype, spec.sharding.shard_dims(&spec.dims, position))
+            };
+            devices.map(shard).collect()
+        };
+        let args = node.args.iter().map(|&arg| self.program.value(arg));
+        let given: HashSet<(DeviceId, DType, Dims)> = args.flat_map(shards).collect();
+        let made = shards(&self.program.values[value as usize]);
+        match !made.is_empty() && made.iter().all(|shard| given.contains(shard)) {
             true => Ok(()),
-            false => Err(ProgramError::Elsewhere { node: number, value: node.results.start }),
+            false => Err(ProgramError::Assembled { node: number, value }),
         }
     }
 

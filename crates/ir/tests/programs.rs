@@ -60,8 +60,12 @@ fn collective() -> impl Strategy<Value = CollectiveOp> {
 /// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not match.
 fn program() -> impl Strategy<Value = Program> {
     let work = (any::<u64>(), any::<u64>()).prop_map(|(flops, bytes)| Work { flops, bytes });
+    let timed = (prop::option::of(0_u64..1 << 50), prop::option::of(work));
     let collectives = prop::collection::vec(collective(), 0..3);
-    let known = (prop::option::of(0_u64..1 << 50), prop::option::of(work), collectives);
+    let known = prop_oneof![
+        timed.prop_map(|(time, work)| (time, work, None)),
+        collectives.prop_map(|collectives| (None, None, Some(collectives))),
+    ];
     let functions = prop::collection::btree_map("[ -~]{1,9}", known, 1..4);
     let value = || devices().prop_flat_map(spec);
     let node = (
@@ -282,15 +286,45 @@ step @across on 2 devices
             "#4 @grow = compute 1000ns on [0] after (#3)",
         ],
     );
-    let elsewhere = ProgramError::Elsewhere { node: 3, value: 5 };
-    let moved = text.replace("on [0..2] = assemble (%4)", "on [4,5] = assemble (%4)");
-    assert_eq!(Program::parse(&moved).unwrap().verify(), Err(elsewhere));
-    let changed = ProgramError::Changed { node: 0, from: 0, to: 2 };
-    let other = text.replacen("%0: float32", "%0: int32", 1);
-    assert_eq!(Program::parse(&other).unwrap().verify(), Err(changed));
+    for (old, new, node, value) in [
+        ("on [0..2] = assemble (%4)", "on [4,5] = assemble (%4)", 3, 5),
+        ("%5: float32[8]", "%5: float32[10]", 3, 5),
+        ("%1: float32", "%1: int32", 0, 2),
+    ] {
+        let other = Program::parse(&text.replacen(old, new, 1)).unwrap();
+        assert_eq!(other.verify(), Err(ProgramError::Assembled { node, value }), "{new}");
+    }
+    let none = Program::parse(&text.replace("assemble (%4)", "assemble ()")).unwrap().verify();
+    let count = ProgramError::Count { node: 3, what: "arguments", found: 0, expected: 1 };
+    assert_eq!(none, Err(count));
     let far = Program::parse(&ACROSS.replace("on [1,3]", "on [1,4]")).unwrap();
-    let unknown = ProgramError::Unknown { node: 0, what: "device of a call", number: 4, count: 4 };
-    assert_eq!(far.verify(), Err(unknown));
+    let ranks = |found: [u32; 2]| ProgramError::Ranks { node: 0, found: found.into(), count: 4 };
+    assert_eq!(far.verify(), Err(ranks([1, 4])));
+    let twice = Program::parse(&ACROSS.replace("on [1,3]", "on [1,1]")).unwrap();
+    assert_eq!(twice.verify(), Err(ranks([1, 1])));
+    let both = text.replacen(" uploaded", " uploaded carried from %4", 1);
+    let both = Program::parse(&both).unwrap().verify();
+    assert_eq!(both, Err(ProgramError::Uploaded { input: 1 }));
+
+    // Collectives inside islands alone are none between gangs, and join no gangs.
+    let (_, inside) = ACROSS.split_once("@sum collectives").unwrap();
+    let (_, rest) = inside.split_once('\n').unwrap();
+    let text =
+        format!("program @across\nfunction @grow 1000ns\nfunction @sum collectives ()\n{rest}");
+    let program = Program::parse(&text).unwrap();
+    assert_eq!(program.to_string(), text);
+    assert_eq!(ir::gangs(&program).len(), 2);
+    let step = ir::lower(&program);
+    assert!(step.nodes().iter().all(|node| matches!(node.op, ir::StepOp::Compute { .. })));
+    let alone = "program @t\nfunction @c collectives (all_reduce 16 of 4bytes on [0..2])\n\
+                 node = call @c () on [0..4]\nreturn ()\n";
+    assert_eq!(ir::lower(&Program::parse(alone).unwrap()).devices, 4);
+    for wrong in ["of 4294967295bytes", "of 300bytes"] {
+        let text = alone.replace("16 of 4bytes", &format!("281474976710656 {wrong}"));
+        let error = Program::parse(&text).unwrap_err().to_string();
+        assert!(error.contains("2^56 bytes"), "{error}");
+    }
+    assert!(Program::parse(&alone.replace("@c coll", "@c 5ns coll")).is_err(), "it has no time");
 }
 
 const COLLECTIVES: &str = "\

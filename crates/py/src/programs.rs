@@ -86,7 +86,7 @@ fn called<'py>(
     let (functions, collectives) = (PyList::empty(py), PyList::empty(py));
     for (number, (count, devices)) in calls {
         let function = &program.functions[number as usize];
-        if function.collectives.is_empty() {
+        let Some(ops) = &function.collectives else {
             let entry = PyDict::new(py);
             entry.set_item("name", &function.name)?;
             entry.set_item("calls", count)?;
@@ -94,8 +94,8 @@ fn called<'py>(
             entry.set_item("time_ns", function.time.map(|time| time.0))?;
             functions.append(entry)?;
             continue;
-        }
-        for op in &function.collectives {
+        };
+        for op in ops {
             let ranks = op.devices.iter().map(|&rank| devices[rank as usize]);
             let (kind, ranks) = (op.collective.kind().name(), ranks.collect::<Vec<u32>>());
             collectives.append((&function.name, kind, ranks, op.size().0, count))?;
@@ -120,7 +120,7 @@ pub(crate) fn program_nodes(text: &str) -> PyResult<Nodes> {
     let program = parse_program(text)?;
     let functions = program.functions.iter().map(|function| {
         let work = function.work.map(|work| (work.flops, work.bytes));
-        let is_collectives = !function.collectives.is_empty();
+        let is_collectives = function.collectives.is_some();
         (function.name.clone(), function.time.map(|time| time.0), work, is_collectives)
     });
     let values = program.values.iter().map(|value| (value.bytes().0, value.device_bytes().0));

@@ -82,7 +82,9 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
         ]
         if expected:
             found[host] = _find_steps(expected, known, client)
-    count = min((len(steps) for steps in found.values()), default=0)
+    if not found:
+        raise CaptureError("the step computes nothing on its devices, so it is not found in what ran")
+    count = min(len(steps) for steps in found.values())
     if count < STEPS_MIN:
         raise CaptureError(
             f"the script repeated its last step {count} times without others between; expected at "

@@ -205,8 +205,8 @@ impl<'a> Words<'a> {
         self.expect(open)?;
         let mut items = Vec::new();
         while !self.take(close) {
-            if !items.is_empty() {
-                self.expect(",")?;
+            if !items.is_empty() && !self.take(",") {
+                return self.error("a comma, or the end of the list");
             }
             items.push(item(self)?);
         }

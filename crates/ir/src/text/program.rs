@@ -40,9 +40,9 @@ impl Display for Program {
             if let Some(work) = function.work {
                 write!(f, " {}flops {}bytes", work.flops, work.bytes)?;
             }
-            if !function.collectives.is_empty() {
+            if let Some(collectives) = &function.collectives {
                 let collectives: Vec<String> =
-                    function.collectives.iter().map(CollectiveOp::to_string).collect();
+                    collectives.iter().map(CollectiveOp::to_string).collect();
                 write!(f, " collectives ({})", collectives.join(", "))?;
             }
             writeln!(f)?;
@@ -53,6 +53,9 @@ impl Display for Program {
             write!(f, "input %{input}: {}{donated}{uploaded}", Type(self.value(ValueId(input))))?;
             if let Some(carried) = self.carried.iter().find(|carried| carried.input == input) {
                 write!(f, " carried from %{}", carried.from.0)?;
+                if carried.steps_before != 1 {
+                    write!(f, "@-{}", carried.steps_before)?;
+                }
             }
             writeln!(f)?;
         }
@@ -186,9 +189,10 @@ impl Reader {
                 }
                 None => None,
             };
-            let collectives = match words.take("collectives") {
-                true => words.items("(", ")", read_collective)?,
-                false => Vec::new(),
+            let is_timed = time.is_some() || work.is_some();
+            let collectives = match !is_timed && words.take("collectives") {
+                true => Some(words.items("(", ")", read_collective)?),
+                false => None,
             };
             let id = FunctionId(self.program.functions.len() as u32);
             self.functions.insert(name.clone(), id);
@@ -199,16 +203,20 @@ impl Reader {
             }
             self.value(words)?;
             let input = self.program.inputs;
-            if words.take("donated") {
-                self.program.donated.push(input);
-            }
-            if words.take("uploaded") {
-                self.program.uploaded.push(input);
-            }
-            if words.take("carried") {
-                words.expect("from")?;
-                words.expect("%")?;
-                self.program.carried.push(Carried { input, from: ValueId(words.number()?) });
+            while !words.rest.is_empty() {
+                if words.take("donated") {
+                    self.program.donated.push(input);
+                } else if words.take("uploaded") {
+                    self.program.uploaded.push(input);
+                } else if words.take("carried") {
+                    words.expect("from")?;
+                    words.expect("%")?;
+                    let from = ValueId(words.number()?);
+                    let steps_before = if words.take("@-") { words.number()? } else { 1 };
+                    self.program.carried.push(Carried { input, from, steps_before });
+                } else {
+                    return words.error("donated, uploaded, carried from, or the end of the line");
+                }
             }
             self.program.inputs += 1;
         } else if words.take("node") {
@@ -309,7 +317,8 @@ impl Reader {
             let (bins, credit, round) = (field("bins")?, field("credit")?, field("round")?);
             (Operation::Sparse(Sparse::Dispatch { bins, credit, round }), args)
         } else {
-            return words.error("call, move, dispatch, collect, reduce, gather or scatter");
+            return words
+                .error("call, move, assemble, dispatch, collect, reduce, gather or scatter");
         };
         let after = if words.take("after") { words.list("#")? } else { Vec::new() };
         let after = after.into_iter().map(NodeId).collect();

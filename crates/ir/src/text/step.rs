@@ -21,6 +21,9 @@ use super::{Name, Ranges, TextError, Words, read_lines};
 use crate::collective::{Collective, CollectiveKind};
 use crate::step::{CollectiveOp, Dependency, Devices, StepGraph, StepNode, StepOp};
 
+/// Maximum size of a collective's vector in bytes.
+const SIZE_MAX: u64 = 1 << 56;
+
 impl Display for StepGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step @{} on {} devices", Name(&self.name), self.devices)?;
@@ -210,13 +213,19 @@ pub(super) fn read_collective(words: &mut Words<'_>) -> Result<CollectiveOp, Tex
             return words.error("compute, transfer or a collective");
         }
     };
+    let is_small = |op: &Collective| {
+        let bytes = op.elements().checked_mul(u64::from(element_bytes));
+        bytes.is_some_and(|bytes| bytes <= SIZE_MAX)
+    };
     match collective {
-        Ok(collective) => Ok(CollectiveOp { collective, devices, element_bytes }),
-        Err(_) => {
+        Ok(collective) if is_small(&collective) => {
+            Ok(CollectiveOp { collective, devices, element_bytes })
+        }
+        _ => {
             words.rest = start;
             words.error(
                 "a collective whose root is a rank, with a block for each pair, of at most 2^48 \
-                 elements",
+                 elements and 2^56 bytes",
             )
         }
     }
