@@ -141,8 +141,8 @@ def gaps(text: str) -> list[str]:
     ]
     if uploaded := program["uploaded"]:
         found.append(
-            f"the client sends {sum(uploaded) / 2**20:.3f} MiB in each step; predictions take them as "
-            "there"
+            f"the client sends {sum(uploaded) / 2**20:.3f} MiB in each step; predictions take them "
+            "as there"
         )
     return found
 

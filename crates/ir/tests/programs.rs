@@ -57,8 +57,8 @@ fn collective() -> impl Strategy<Value = CollectiveOp> {
     )
 }
 
-/// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not match.
-fn program() -> impl Strategy<Value = Program> {
+/// What is known of functions, by their names.
+fn functions() -> impl Strategy<Value = Vec<Function>> {
     let work = (any::<u64>(), any::<u64>()).prop_map(|(flops, bytes)| Work { flops, bytes });
     let timed = (prop::option::of(0_u64..1 << 50), prop::option::of(work));
     let collectives = prop::collection::vec(collective(), 0..3);
@@ -66,7 +66,18 @@ fn program() -> impl Strategy<Value = Program> {
         timed.prop_map(|(time, work)| (time, work, None)),
         collectives.prop_map(|collectives| (None, None, Some(collectives))),
     ];
-    let functions = prop::collection::btree_map("[ -~]{1,9}", known, 1..4);
+    prop::collection::btree_map("[ -~]{1,9}", known, 1..4).prop_map(|functions| {
+        let functions = functions.into_iter();
+        let function = |(name, (time, work, collectives)): (String, (Option<u64>, _, _))| {
+            Function { name, time: time.map(Nanos), work, collectives }
+        };
+        functions.map(function).collect()
+    })
+}
+
+/// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not match.
+fn program() -> impl Strategy<Value = Program> {
+    let functions = functions();
     let value = || devices().prop_flat_map(spec);
     let node = (
         0..8_u32,
@@ -78,15 +89,6 @@ fn program() -> impl Strategy<Value = Program> {
     let inputs = prop::collection::vec(value(), 1..4);
     ("[ -~]{1,9}", functions, inputs, prop::collection::vec(node, 0..6)).prop_map(
         |(name, functions, inputs, nodes)| {
-            let functions: Vec<Function> = functions
-                .into_iter()
-                .map(|(name, (time, work, collectives))| Function {
-                    name,
-                    time: time.map(Nanos),
-                    work,
-                    collectives,
-                })
-                .collect();
             let mut program = Program { name, inputs: inputs.len() as u32, ..Program::default() };
             program.values = inputs;
             for (kind, args, results, after, function) in nodes {
@@ -263,6 +265,15 @@ step @across on 2 devices
 ",
         "hosts of an island are one rank, and sums of different hosts are made at the same time"
     );
+    let far = Program::parse(&ACROSS.replace("on [1,3]", "on [1,4]")).unwrap();
+    let ranks = |found: [u32; 2]| ProgramError::Ranks { node: 0, found: found.into(), count: 4 };
+    assert_eq!(far.verify(), Err(ranks([1, 4])));
+    let twice = Program::parse(&ACROSS.replace("on [1,3]", "on [1,1]")).unwrap();
+    assert_eq!(twice.verify(), Err(ranks([1, 1])));
+}
+
+#[test]
+fn arrays_of_shards_depend_on_what_made_those() {
     let arrays = "\
         node %2: float32[16] tiled 4 on [0..4] = assemble (%0, %1)\n\
         node %3: float32[8] tiled 2 on [0..2] = call @grow (%0)\n\
@@ -297,16 +308,13 @@ step @across on 2 devices
     let none = Program::parse(&text.replace("assemble (%4)", "assemble ()")).unwrap().verify();
     let count = ProgramError::Count { node: 3, what: "arguments", found: 0, expected: 1 };
     assert_eq!(none, Err(count));
-    let far = Program::parse(&ACROSS.replace("on [1,3]", "on [1,4]")).unwrap();
-    let ranks = |found: [u32; 2]| ProgramError::Ranks { node: 0, found: found.into(), count: 4 };
-    assert_eq!(far.verify(), Err(ranks([1, 4])));
-    let twice = Program::parse(&ACROSS.replace("on [1,3]", "on [1,1]")).unwrap();
-    assert_eq!(twice.verify(), Err(ranks([1, 1])));
     let both = text.replacen(" uploaded", " uploaded carried from %4", 1);
     let both = Program::parse(&both).unwrap().verify();
     assert_eq!(both, Err(ProgramError::Uploaded { input: 1 }));
+}
 
-    // Collectives inside islands alone are none between gangs, and join no gangs.
+#[test]
+fn collectives_inside_gangs_are_no_communication() {
     let (_, inside) = ACROSS.split_once("@sum collectives").unwrap();
     let (_, rest) = inside.split_once('\n').unwrap();
     let text =

@@ -83,7 +83,7 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
         if expected:
             found[host] = _find_steps(expected, known, client)
     if not found:
-        raise CaptureError("the step computes nothing on its devices, so it is not found in what ran")
+        raise CaptureError("the step computes nothing, so it is not found in what ran")
     count = min(len(steps) for steps in found.values())
     if count < STEPS_MIN:
         raise CaptureError(
