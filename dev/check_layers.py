@@ -1,10 +1,10 @@
 """Checks that imports follow the layers.
 
 Crates: base <- ir, topology <- cost <- {place, plan} <- route <- control <- {sim, run} <- ifrt
-<- py; ir, topology <- protocol <- control. Python: only ``fairway.host`` and the adapters of
-jaxlib's client side use jaxlib's internals, code that runs on hosts does not import cluster or
-command line, and the product does not import the studies of the papers. A visible type has a unique
-name.
+<- py; ir, topology <- protocol <- control; transport <- py. Python: only ``fairway.host`` and the
+adapters of jaxlib's client side use jaxlib's internals, code that runs on hosts does not import
+cluster or command line, and the product does not import the studies of the papers. A visible type
+has a unique name.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ use crate::{Authority, PeerRole, Tokens, TransportError};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Maximum number of peers that have not proved a token yet; the oldest give way to others.
+/// Maximum number of peers that have not proved a token yet; the oldest are evicted for others.
 const UNPROVED_MAX: usize = 256;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
@@ -132,7 +132,7 @@ impl Drop for Gateway {
 struct Unproved {
     peer: SocketAddr,
     task: AbortHandle,
-    /// Set by its task once it has proved one, or by the listener when it gives way.
+    /// Set by its task once it has proved one, or by the listener when it is evicted.
     decided: Arc<AtomicBool>,
 }
 
@@ -145,7 +145,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
-                    make_way(&mut unproved, &shared);
+                    evict_oldest(&mut unproved, &shared);
                     let decided = Arc::new(AtomicBool::new(false));
                     let serving = serve(stream, peer, decided.clone(), shared.clone());
                     let task = connections.spawn(serving);
@@ -159,14 +159,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// Closes the oldest connections without a proof, so that silent peers take no place of others.
-fn make_way(unproved: &mut VecDeque<Unproved>, shared: &Shared) {
+fn evict_oldest(unproved: &mut VecDeque<Unproved>, shared: &Shared) {
     unproved.retain(|one| !one.decided.load(Ordering::Relaxed) && !one.task.is_finished());
     while unproved.len() >= UNPROVED_MAX
         && let Some(Unproved { peer, task, decided }) = unproved.pop_front()
     {
         if !decided.swap(true, Ordering::Relaxed) {
             task.abort();
-            let reason = "it had proved no token when many others connected".to_owned();
+            let reason = "evicted by many others before it had proved a token".to_owned();
             (shared.refused)(Refusal { peer, reason });
         }
     }
@@ -176,7 +176,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
     let refuse = |reason: String| (shared.refused)(Refusal { peer, reason });
     let proved = tokio::time::timeout(HANDSHAKE, prove(stream, &shared)).await;
     if decided.swap(true, Ordering::Relaxed) {
-        return; // it has given way
+        return; // it was evicted
     }
     let (mut stream, service) = match proved {
         Ok(Ok(found)) => found,
