@@ -13,6 +13,10 @@ class StartError(FairwayError):
     """The controller or a host did not start."""
 
 
+class AgentError(FairwayError):
+    """An agent cannot join a controller, or is refused by it."""
+
+
 class NotRunningError(FairwayError):
     """No controller is running where one was expected."""
 

@@ -182,6 +182,8 @@ class Settings:
     Attributes:
         islands: the islands.
         listen: where clients connect: ``127.0.0.1:PORT``.
+        join: ``ADDRESS:PORT`` where agents of other machines join, by TLS and with a token; each
+            runs a host. Empty: hosts are processes of this machine.
         platform: ``cpu`` or ``cuda``. Hosts of one machine get its GPUs in order; hosts of an
             island with a prefix use the first GPUs that it exposes (``CUDA_VISIBLE_DEVICES``).
         timeout_s: watchdog deadline: a host without a heartbeat for this long is lost; other
@@ -215,6 +217,7 @@ class Settings:
 
     islands: tuple[IslandSettings, ...]
     listen: str = "127.0.0.1:0"
+    join: str = ""
     platform: str = "cpu"
     timeout_s: float = 10.0
     data_plane: str = "unix"
@@ -253,6 +256,21 @@ class Settings:
                 self._use_addresses(),
                 "data_plane",
                 "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
+            ),
+            (
+                not self.join or self.data_plane == "tcp",
+                "data_plane",
+                "'tcp' where hosts join from other machines",
+            ),
+            (
+                not self.join or not any(one.prefix or one.channels for one in self.islands),
+                "join",
+                "no address for islands with a prefix or channels, which are of this machine",
+            ),
+            (
+                not self.join or not (self.timeline or self.capture),
+                "join",
+                "no address for a timeline or a capture, since records stay on the hosts' machines",
             ),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),

@@ -7,6 +7,7 @@ mod device_plans;
 mod enforcer;
 mod faults;
 mod flow;
+mod gateway;
 mod networks;
 mod placement;
 mod plans;
@@ -65,6 +66,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
+    module.add_class::<gateway::PyGateway>()?;
+    module.add_class::<gateway::PyRemote>()?;
     module.add_class::<device_plans::PyDevicePlan>()?;
     module.add_class::<device_plans::PyPlannedStep>()?;
     module.add_class::<steps::PyStepGraph>()?;

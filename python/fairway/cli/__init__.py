@@ -34,13 +34,11 @@ from fairway.cli.islands import (
     Config,
     IslandOptions,
     Islands,
-    Plan,
-    Timeline,
     described,
-    read_settings,
     started,
 )
 from fairway.cli.jobs import share_fabric
+from fairway.cli.joining import join_as_host
 from fairway.cli.options import Json, grouped
 from fairway.cli.placing import place_on_fabric
 from fairway.cli.planning import calibrate, plan_step
@@ -95,6 +93,7 @@ app.command("predict", context_settings={"allow_extra_args": True, "ignore_unkno
 app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
 app.command("doctor")(check_machine)
+app.command("host")(join_as_host)
 
 
 def _show_version(asked: bool) -> None:
@@ -152,15 +151,21 @@ RUN_OPTIONS = [
 
 
 @app.command()
+@grouped
 def up(
-    islands: Islands = None,
+    islands: IslandOptions,
     listen: Annotated[
         str | None,
         typer.Option(help="Where clients connect: 127.0.0.1:PORT. [default: free port]"),
     ] = None,
-    config: Config = None,
-    timeline: Timeline = None,
-    plan: Plan = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            help="ADDRESS:PORT of this machine where hosts of others join, instead of hosts here; "
+            "each machine runs `fairway host`.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -172,7 +177,7 @@ def up(
 ) -> None:
     """Start islands and keep them up until Ctrl-C."""
     interrupts = Interrupts()
-    settings = read_settings(islands, config, listen, timeline, plan)
+    settings = islands.settings(listen, join)
     runs = live_runs()
     wanted, name = name, free_name(runs, name)
     if wanted is None and name != free_name([]):
@@ -277,7 +282,7 @@ def capture(
     path = Path(taken.get("out") or out or "step.fw")
     check_output(path, (".fw",))
     file = Path(taken["config"]) if "config" in taken else config
-    settings = read_settings(taken.get("islands", islands), file, None, None).serving(script)
+    settings = IslandOptions(taken.get("islands", islands), file).settings().serving(script)
     text = record_step(settings, script, arguments, path, interrupts, f"{path} is not written")
     console = results()
     for table in summary(text):

@@ -59,34 +59,26 @@ class IslandOptions:
         """Returns the names of the options that are given."""
         return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) is not None]
 
-    def settings(self) -> Settings:
-        """Returns the settings of the islands, as :func:`read_settings` does."""
-        return read_settings(self.islands, self.config, None, self.timeline, self.plan)
+    def settings(self, listen: str | None = None, join: str | None = None) -> Settings:
+        """Returns the settings of a file, or the default ones, changed by options that are given.
 
-
-def read_settings(
-    islands: str | None,
-    config: Path | None,
-    listen: str | None,
-    timeline: Path | None,
-    plan: str | None = None,
-) -> Settings:
-    """Returns the settings of a file, or the default ones, changed by options that are given."""
-    settings = (
-        Settings.read(config)
-        if config
-        else Settings.parse(DEFAULT_ISLANDS if islands is None else islands)
-    )
-    changes: dict[str, Any] = {}
-    if config and islands is not None:
-        changes["islands"] = Settings.parse(islands).islands
-    if listen:
-        changes["listen"] = listen
-    if timeline:
-        changes["timeline"] = timeline
-    if plan:
-        changes["plan"] = plan
-    return settings.replace(**changes)
+        Args:
+            listen: where clients connect.
+            join: where hosts of other machines join.
+        """
+        settings = (
+            Settings.read(self.config)
+            if self.config
+            else Settings.parse(DEFAULT_ISLANDS if self.islands is None else self.islands)
+        )
+        changes: dict[str, Any] = {}
+        if self.config and self.islands is not None:
+            changes["islands"] = Settings.parse(self.islands).islands
+        given = {"listen": listen, "timeline": self.timeline, "plan": self.plan}
+        changes |= {name: value for name, value in given.items() if value}
+        if join:
+            changes |= {"join": join, "data_plane": "tcp"}
+        return settings.replace(**changes)
 
 
 def described(settings: Settings) -> str:
@@ -114,7 +106,12 @@ def started(
         def show(up: int, total: int) -> None:
             work.update(up, total)
 
-        with Run(settings, cluster, show, interrupts.check) as run:
+        run = Run(settings, cluster, show, interrupts.check)
+        if run.joining is not None:
+            address, token = run.joining
+            note(f"hosts join with `fairway host --join {address} --token-file FILE`;")
+            note(f"the token for FILE is in {token}: copy it to their machines, and keep it secret")
+        with run:
             starting.close()
             yield run
     if settings.timeline and run.timeline is not None:
@@ -129,6 +126,8 @@ def _check_machine(settings: Settings) -> None:
     Raises:
         ConfigError: the hosts need more than the machine has.
     """
+    if settings.join:
+        return
     hosts = sum(island.hosts for island in settings.islands if not island.prefix)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = max(1, memory // HOST_BYTES)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fairway.capture import gaps, write, write_report
 from fairway.cli.consoles import fail, note, results, working
-from fairway.cli.islands import read_settings, started
+from fairway.cli.islands import IslandOptions, started
 from fairway.cli.options import Json
 from fairway.cli.scripts import check_script
 from fairway.errors import CaptureError
@@ -101,7 +101,7 @@ def predict_step(
         return
     interrupts = Interrupts()
     check_script(what, context)
-    settings = read_settings(islands, None, None, None).serving(what)
+    settings = IslandOptions(islands).settings().serving(what)
     with tempfile.TemporaryDirectory(prefix="fairway-predict-") as folder:
         step = Path(folder) / "step.fw"
         record_step(settings, what, context.args, step, interrupts, "nothing is predicted")

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from fairway import _native
 from fairway.cluster.admin import (
-    START_TIMEOUT_S,
     AddIsland,
     AdminAnswer,
     AdminRequest,
@@ -28,6 +27,8 @@ from fairway.cluster.admin import (
     RemoveIsland,
     SliceAllocated,
 )
+from fairway.cluster.agents import SERVICE
+from fairway.cluster.launchers.joined import JoinedHosts
 from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
@@ -55,6 +56,10 @@ def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float 
     if min(map(len, rates)) == 0:
         return ((0, None),)
     return tuple((number, min(of)) for number, of in enumerate(zip(*rates, strict=False), 1))
+
+
+def _report(text: str) -> None:
+    print(f"fairway: {text}", file=sys.stderr)
 
 
 def _by_tcp(address: str) -> str:
@@ -147,7 +152,8 @@ class Run:
         """Computations and transfers; available once the run is closed, if the settings ask for a
         timeline or a capture."""
         self.directory = new_directory()
-        self._hosts = LocalHosts(self.directory)
+        self._gateway: _native.Gateway | None = None
+        self._hosts: LocalHosts | JoinedHosts
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
         self._shapes: dict[int, IslandSettings] = {}
@@ -161,6 +167,12 @@ class Run:
         try:
             self._server = _native.Server(ServerSettings.of(settings, self.directory, self._token))
         except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        try:
+            self._hosts = self._open_gateway() if settings.join else LocalHosts(self.directory)
+        except BaseException:
+            self._server.close()
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
         try:
@@ -182,6 +194,33 @@ class Run:
     def environment(self) -> dict[str, str]:
         """The environment variables that a client of this run needs."""
         return client_environment(self.target)
+
+    def _open_gateway(self) -> JoinedHosts:
+        """Listens for agents of other machines.
+
+        Raises:
+            OSError: the address cannot be listened at.
+        """
+        hosts = JoinedHosts(self.directory, _report)
+        try:
+            self._gateway = _native.Gateway(self.settings.join, _report)
+        except BaseException:
+            hosts.close()
+            raise
+        self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
+        self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
+        token = self.directory / "host-token"
+        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(self._gateway.create_token("host", None) + "\n")
+        return hosts
+
+    @property
+    def joining(self) -> tuple[str, Path] | None:
+        """Where agents join, and the file with the token that they need; None if none can."""
+        if self._gateway is None:
+            return None
+        return self._gateway.address, self.directory / "host-token"
 
     def start(self) -> None:
         """Waits until all hosts are up; entering the context calls it."""
@@ -219,6 +258,8 @@ class Run:
             self._server.close()
             # Hosts end when they lose their controller, and write their last records first.
             self._hosts.close(grace_s=2.0 if recorded else 0.0)
+            if self._gateway is not None:
+                self._gateway.close()
             if recorded:
                 self._read_records()
         finally:
@@ -424,6 +465,8 @@ class Run:
 
         address = f"unix:{self.directory}/island-{self._starts}.sock"
         self._services.append(coordination_service(address, hosts))
+        if self._gateway is not None:
+            self._gateway.offer(f"island-{self._starts}", "host", address)
         return address
 
     def _wait_for(self, wanted: list[int], check: Callable[[], None]) -> None:
@@ -432,7 +475,8 @@ class Run:
         Raises:
             StartError: a host is lost, its process has ended, or time is up; the text says why.
         """
-        deadline = time.monotonic() + START_TIMEOUT_S
+        timeout_s = self._hosts.start_timeout_s
+        deadline = time.monotonic() + timeout_s
         shown = -1
         islands = {self._places[host][0] for host in wanted}
         while True:
@@ -450,9 +494,9 @@ class Run:
             self._hosts.check(wanted)
             check()
             if time.monotonic() > deadline:
-                raise StartError(
-                    f"{up} of {len(wanted)} hosts are up after {START_TIMEOUT_S:.0f} s"
-                )
+                absent = ", ".join(map(str, self._hosts.missing()))
+                why = f"; no agent has joined for hosts {absent}" if absent else ""
+                raise StartError(f"{up} of {len(wanted)} hosts are up after {timeout_s:.0f} s{why}")
             time.sleep(0.01)
 
     def _stop_lost_hosts(self) -> None:

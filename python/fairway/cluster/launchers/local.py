@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fairway import children
+from fairway.cluster.admin import START_TIMEOUT_S
 from fairway.cluster.launchers.network import PrivateNetwork
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
@@ -32,6 +33,8 @@ class LocalHosts:
     Args:
         log_directory: folder for each host's output, ``host-N.log``.
     """
+
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(self, log_directory: Path) -> None:
         self._log_directory = log_directory
@@ -103,6 +106,10 @@ class LocalHosts:
                     f"host {host} ended with status {code} while starting; its last words:\n"
                     f"{self.last_words(host)}"
                 )
+
+    def missing(self) -> list[int]:
+        """Returns the hosts that nothing has started: none."""
+        return []
 
     def ending(self, host: int, process_id: int) -> str | None:
         """Returns how a process of a host ended, with the end of its output.

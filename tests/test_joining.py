@@ -1,0 +1,216 @@
+"""Hosts that join from other machines: agents, the gateway, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from fairway import _native
+from fairway.cli import app
+from fairway.cluster.agents import SERVICE, AgentHello, AgentRefused, LineReader, Versions, send
+from fairway.cluster.supervisor import Run
+from fairway.errors import ConfigError
+from fairway.settings import Settings
+
+SCRIPT = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+islands = np.array([[d for d in jax.devices() if d.island == i] for i in (0, 1)])
+both = Mesh(islands, ("island", "x"))
+total = jax.jit(jax.shard_map(
+    lambda x: jax.lax.psum(x, "island"),
+    mesh=both, in_specs=P("island", "x"), out_specs=P(None, "x"),
+))
+x = jax.device_put(np.arange(64.0).reshape(2, 32), NamedSharding(both, P("island", "x")))
+print(np.asarray(total(x)).sum())
+first, second = (NamedSharding(Mesh(devices, "x"), P("x")) for devices in islands)
+y = jax.jit(lambda x: x - x.mean() + 1)(jax.device_put(np.arange(1 << 16, dtype="f4"), first))
+print(jax.device_put(y, second).sum())
+"""
+
+
+def joined(islands: str = "2x2x1") -> Run:
+    """A controller that waits for the hosts of these islands to join."""
+    return Run(Settings.parse(islands, join="127.0.0.1:0", data_plane="tcp", timeout_s=3.0))
+
+
+@contextmanager
+def agents(run: Run, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Agents of a run, which are ended afterwards."""
+    assert run.joining is not None
+    address, token = run.joining
+    command = [sys.executable, "-m", "fairway", "host", "--join", address, "--token-file", token]
+    with ExitStack() as ending:
+        found = []
+        for _ in range(count):
+            agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            ending.enter_context(agent)
+            ending.callback(agent.kill)
+            found.append(agent)
+        yield found
+
+
+def run_script(run: Run) -> list[float]:
+    environment = {**os.environ, **run.environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    return [float(line) for line in done.stdout.split()]
+
+
+def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
+    """Islands of two hosts each, whose coordination service is carried as well."""
+    run = joined()
+    with agents(run, 4) as there:
+        with run:
+            assert run_script(run) == [64 * 63 / 2, 1 << 16]
+        for agent in there:
+            assert agent.wait(20) == 0, "an agent ends with its controller"
+            assert agent.stderr is not None
+            assert "the controller has ended" in agent.stderr.read()
+
+
+def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:
+    """And another agent that joins brings the island back."""
+    run = joined("2x1x1")
+    with agents(run, 2) as there, run:
+        there[0].send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while not (lost := [one for one in run.overview()["islands"] if one["state"] == "lost"]):
+            assert time.monotonic() < deadline, "the loss is noticed within the timeout"
+            time.sleep(0.05)
+        assert len(lost) == 1
+        with agents(run, 1):
+            [island] = [one["id"] for one in lost]
+            assert run.add_island(run.settings.islands[0]) == island
+            assert run_script_on_one(run) == 1.0
+
+
+def run_script_on_one(run: Run) -> float:
+    """Runs on both islands once more."""
+    text = "import jax; print(sum(float(jax.device_put(1.0, d)) for d in jax.devices()) / 2)"
+    environment = {**os.environ, **run.environment}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@contextmanager
+def waiting() -> Iterator[tuple[Run, str, str]]:
+    """A run that waits for its only host, with the gateway's address and the token."""
+    run = joined("1x1x1")
+    try:
+        assert run.joining is not None
+        address, file = run.joining
+        assert file.stat().st_mode & 0o777 == 0o600
+        yield run, address, file.read_text().strip()
+    finally:
+        run.close()
+
+
+def invoke(*arguments: str, **environment: str) -> str:
+    found = CliRunner(env=environment).invoke(app, ["host", *arguments])
+    assert found.exit_code != 0
+    return str(found.exception)
+
+
+def test_tokens_that_are_wrong_are_refused(own_runtime: Path, tmp_path: Path) -> None:
+    with waiting() as (_, address, token):
+        prefix, role, number, secret, pin = token.split("-")
+        wrong = "-".join((prefix, role, number, secret[::-1], pin))
+        other = "-".join((prefix, role, number, secret, pin[::-1]))
+        assert "refuses: the token is wrong" in invoke("--join", address, FAIRWAY_TOKEN=wrong)
+        assert "is not the controller that made this token" in invoke(
+            "--join", address, FAIRWAY_TOKEN=other
+        )
+        assert "is no token" in invoke("--join", address, FAIRWAY_TOKEN="secret")
+        assert "no token is given" in invoke("--join", address, FAIRWAY_TOKEN="")
+        absent = invoke("--join", address, "--token-file", str(tmp_path / "absent"))
+        assert "cannot read the token" in absent
+    assert "cannot connect to" in invoke("--join", address, FAIRWAY_TOKEN=token)
+
+
+def test_agents_of_other_versions_are_refused(own_runtime: Path, tmp_path: Path) -> None:
+    here = Versions.here()
+    assert "missing" not in msgspec.structs.astuple(here)
+    with waiting() as (_, address, token):
+        remote = _native.Remote(address, token)
+        remote.carry(tmp_path / "agents.sock", SERVICE)
+        for name, how in [("jaxlib", "pip install jaxlib=="), ("python", "use Python ")]:
+            older = msgspec.structs.replace(here, **{name: "0.1"})
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(10)
+                connection.connect(str(tmp_path / "agents.sock"))
+                send(connection, AgentHello("old", "127.0.0.1", 1, older))
+                answer = LineReader(connection, AgentRefused).read()
+            assert f"it has {name} 0.1 and the controller {getattr(here, name)}" in answer.reason
+            assert how + getattr(here, name) in answer.reason
+        remote.close()
+
+
+def test_agents_that_send_nonsense_are_closed(own_runtime: Path, tmp_path: Path) -> None:
+    with waiting() as (_, address, token):
+        remote = _native.Remote(address, token)
+        remote.carry(tmp_path / "agents.sock", SERVICE)
+        for text in (b"hello\n", b'{"type": "ended", "host": 0, "how": "x"}\n', b"a" * 400_000):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(15)
+                connection.connect(str(tmp_path / "agents.sock"))
+                try:
+                    connection.sendall(text)
+                    assert connection.recv(1) == b""
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # closed before all of it was sent
+        remote.close()
+
+
+def test_services_are_not_for_other_roles(own_runtime: Path, tmp_path: Path) -> None:
+    refusals: list[str] = []
+    gateway = _native.Gateway("127.0.0.1:0", refusals.append)
+    gateway.offer("control", "host", f"unix:{tmp_path}/control.sock")
+    token = gateway.create_token("client", None)
+    with pytest.raises(PermissionError, match="control is for tokens of role host"):
+        _native.Remote(gateway.address, token).check("control")
+    assert gateway.revoke_token(token.split("-")[2])
+    with pytest.raises(PermissionError, match="it was revoked"):
+        _native.Remote(gateway.address, token).check("control")
+    with pytest.raises(ValueError, match="there is no role"):
+        gateway.create_token("king", None)
+    while len(refusals) < 2:  # they are reported once the peer has its answer
+        time.sleep(0.01)
+    gateway.close()
+    assert [text.partition(": ")[2] for text in refusals] == [
+        f"control is for tokens of role host; token {token.split('-')[2]} has role client",
+        "there is no such token, or it was revoked",
+    ]
+    assert all(text.startswith("refused 127.0.0.1:") for text in refusals)
+    with pytest.raises(ConnectionError):
+        _native.Remote(gateway.address, token).check("control")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data_plane": "unix"}, "'tcp' where hosts join"),
+        ({"capture": True}, "records stay on the hosts' machines"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    settings = {"join": "127.0.0.1:0", "data_plane": "tcp", **changes}
+    with pytest.raises(ConfigError, match=message):
+        Settings.parse("1x1x1", **settings)
