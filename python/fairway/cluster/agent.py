@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from fairway.cluster.agents import (
     send,
 )
 from fairway.cluster.launchers.local import LocalHosts
+from fairway.cluster.registry import new_directory
 from fairway.errors import AgentError, StartError
 from fairway.host.__main__ import HostSettings
 
@@ -62,7 +62,7 @@ class Agent:
             here = self._remote.check(SERVICE)
         except (ValueError, OSError) as error:
             raise AgentError(str(error)) from None
-        self._directory = Path(tempfile.mkdtemp(prefix="fairway-agent-"))
+        self._directory = new_directory()
         self._hosts = LocalHosts(self._directory)
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(self._carry(SERVICE))

@@ -66,7 +66,7 @@ def runs_directory() -> Path:
 
 
 def new_directory() -> Path:
-    """Creates a directory for a new run, and removes those whose controller is dead.
+    """Creates a directory for a new run or agent, and removes those of dead processes.
 
     Raises:
         FairwayError: the parent is not this user's, or its path is too long for sockets.
