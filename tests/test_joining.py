@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from conftest import ip
 from typer.testing import CliRunner
 
 from fairway import _native
@@ -41,21 +42,24 @@ print(jax.device_put(y, second).sum())
 """
 
 
-def joined(islands: str = "2x2x1") -> Run:
+def joined(islands: str = "2x2x1", address: str = "127.0.0.1") -> Run:
     """A controller that waits for the hosts of these islands to join."""
-    return Run(Settings.parse(islands, join="127.0.0.1:0", data_plane="tcp", timeout_s=3.0))
+    return Run(Settings.parse(islands, join=f"{address}:0", data_plane="tcp", timeout_s=3.0))
 
 
 @contextmanager
-def agents(run: Run, count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Agents of a run, which are ended afterwards."""
+def agents(run: Run, *prefixes: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """An agent for each command prefix, which are ended afterwards."""
     assert run.joining is not None
-    address, token = run.joining
-    command = [sys.executable, "-m", "fairway", "host", "--join", address, "--token-file", token]
+    address, file = run.joining
+    command = [sys.executable, "-P", "-m", "fairway", "host", "--join", address]
+    environment = {**os.environ, "FAIRWAY_TOKEN": file.read_text()}
     with ExitStack() as ending:
         found = []
-        for _ in range(count):
-            agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        for prefix in prefixes:
+            agent = subprocess.Popen(
+                [*prefix, *command], env=environment, stderr=subprocess.PIPE, text=True
+            )
             ending.enter_context(agent)
             ending.callback(agent.kill)
             found.append(agent)
@@ -74,7 +78,7 @@ def run_script(run: Run) -> list[float]:
 def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
     """Islands of two hosts each, whose coordination service is carried as well."""
     run = joined()
-    with agents(run, 4) as there:
+    with agents(run, *4 * [()]) as there:
         with run:
             assert run_script(run) == [64 * 63 / 2, 1 << 16]
         for agent in there:
@@ -83,17 +87,55 @@ def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
             assert "the controller has ended" in agent.stderr.read()
 
 
+def test_hosts_join_from_machines_that_share_nothing(
+    namespaces: dict[str, str], own_runtime: Path
+) -> None:
+    """Namespaces with a network, a name and temporary folders of their own; each island is on both
+    of them."""
+    address = next(iter(namespaces.values())).rpartition(".")[0] + ".254"
+    run = joined("2x2x1", address)
+    own = 'hostname "$0"; mount -t tmpfs own /tmp; unset XDG_RUNTIME_DIR; exec "$@"'
+    machines = [
+        [
+            "nsenter",
+            f"--net=/run/netns/{name}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            own,
+            name,
+        ]
+        for name in namespaces
+    ]
+    before = [received_bytes(name) for name in namespaces]
+    with agents(run, *machines, *machines) as there, run:
+        assert run_script(run) == [64 * 63 / 2, 1 << 16]
+        assert run_script(run) == [64 * 63 / 2, 1 << 16], "and for another client"
+        assert all(agent.poll() is None for agent in there)
+    after = [received_bytes(name) for name in namespaces]
+    assert all(there - here > 100_000 for here, there in zip(before, after, strict=True))
+
+
+def received_bytes(name: str) -> int:
+    """Bytes that a namespace has received by the network."""
+    lines = ip("-n", name, "-s", "link", "show", "eth0").splitlines()
+    head = next(number for number, line in enumerate(lines) if "RX:" in line)
+    return int(lines[head + 1].split()[0])
+
+
 def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:
     """And another agent that joins brings the island back."""
     run = joined("2x1x1")
-    with agents(run, 2) as there, run:
+    with agents(run, (), ()) as there, run:
         there[0].send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 20
         while not (lost := [one for one in run.overview()["islands"] if one["state"] == "lost"]):
             assert time.monotonic() < deadline, "the loss is noticed within the timeout"
             time.sleep(0.05)
         assert len(lost) == 1
-        with agents(run, 1):
+        with agents(run, ()):
             [island] = [one["id"] for one in lost]
             assert run.add_island(run.settings.islands[0]) == island
             assert run_script_on_one(run) == 1.0
