@@ -7,6 +7,7 @@ the host connects to Unix sockets of the agent's. It ends when the controller do
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -65,10 +66,13 @@ class Agent:
         self._directory = new_directory()
         self._hosts = LocalHosts(self._directory)
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(self._carry(SERVICE))
         self._reader = LineReader(self._connection, ToAgent)
-        hello = AgentHello(platform.node(), here, os.getpid(), Versions.here())
-        send(self._connection, hello)
+        try:
+            self._connection.connect(self._carry(SERVICE))
+            send(self._connection, AgentHello(platform.node(), here, os.getpid(), Versions.here()))
+        except OSError as error:
+            self.close()
+            raise AgentError(f"the controller at {address} is gone: {error.strerror}") from None
 
     def __enter__(self) -> Agent:
         return self
@@ -134,7 +138,9 @@ class Agent:
             host, self._host = self._host, None
             self._note(str(error))
             _, _, how = str(error).partition(" ended ")
-            send(self._connection, HostEnded(host, how.replace(" while starting", "")))
+            # A controller that has ended is noticed by what is read next.
+            with contextlib.suppress(OSError):
+                send(self._connection, HostEnded(host, how.replace(" while starting", "")))
 
     def _carry(self, service: str) -> str:
         """Returns the path of a Unix socket whose connections reach a service of the controller."""

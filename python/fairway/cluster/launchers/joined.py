@@ -130,6 +130,8 @@ class JoinedHosts:
             self._closing = True
             agents = [*self._agents.values(), *self._idle]
             self._idle.clear()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for agent in agents:
             with contextlib.suppress(OSError):
