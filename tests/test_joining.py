@@ -94,18 +94,13 @@ def test_hosts_join_from_machines_that_share_nothing(
     of them."""
     address = next(iter(namespaces.values())).rpartition(".")[0] + ".254"
     run = joined("2x2x1", address)
-    own = 'hostname "$0"; mount -t tmpfs own /tmp; unset XDG_RUNTIME_DIR; exec "$@"'
+    own = (
+        'hostname "$0"; mkdir -p "$1"; export TMPDIR="$1"; unset XDG_RUNTIME_DIR; shift; exec "$@"'
+    )
     machines = [
         [
-            "nsenter",
-            f"--net=/run/netns/{name}",
-            "unshare",
-            "--uts",
-            "--mount",
-            "sh",
-            "-c",
-            own,
-            name,
+            *("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts"),
+            *("sh", "-c", own, name, str(own_runtime / name)),
         ]
         for name in namespaces
     ]
