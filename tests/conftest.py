@@ -413,6 +413,14 @@ def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
+def received_bytes(*link: str) -> int:
+    """Bytes that a link has received."""
+    *namespace, name = link
+    lines = ip(*namespace, "-s", "link", "show", name).splitlines()
+    head = next(number for number, line in enumerate(lines) if "RX:" in line)
+    return int(lines[head + 1].split()[0])
+
+
 @pytest.fixture
 def namespaces() -> Iterator[dict[str, str]]:
     """Addresses of two network namespaces on a bridge to which this process is connected too.

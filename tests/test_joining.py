@@ -7,14 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import ip
+from conftest import client, received_bytes, said, until
 from typer.testing import CliRunner
 
 from fairway import _native
@@ -25,9 +24,6 @@ from fairway.errors import ConfigError
 from fairway.settings import Settings
 
 SCRIPT = """
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
 islands = np.array([[d for d in jax.devices() if d.island == i] for i in (0, 1)])
 both = Mesh(islands, ("island", "x"))
 total = jax.jit(jax.shard_map(
@@ -35,11 +31,13 @@ total = jax.jit(jax.shard_map(
     mesh=both, in_specs=P("island", "x"), out_specs=P(None, "x"),
 ))
 x = jax.device_put(np.arange(64.0).reshape(2, 32), NamedSharding(both, P("island", "x")))
-print(np.asarray(total(x)).sum())
 first, second = (NamedSharding(Mesh(devices, "x"), P("x")) for devices in islands)
 y = jax.jit(lambda x: x - x.mean() + 1)(jax.device_put(np.arange(1 << 16, dtype="f4"), first))
-print(jax.device_put(y, second).sum())
+say("sums", total=float(np.asarray(total(x)).sum()), moved=float(jax.device_put(y, second).sum()))
 """
+
+
+SUMS = {"total": 64 * 63 / 2, "moved": 1 << 16}
 
 
 def joined(islands: str = "2x2x1", address: str = "127.0.0.1") -> Run:
@@ -66,13 +64,8 @@ def agents(run: Run, *prefixes: Sequence[str]) -> Iterator[list[subprocess.Popen
         yield found
 
 
-def run_script(run: Run) -> list[float]:
-    environment = {**os.environ, **run.environment}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=90
-    )
-    assert done.returncode == 0, done.stderr
-    return [float(line) for line in done.stdout.split()]
+def run_script(run: Run) -> dict[str, float]:
+    return said(client(run, SCRIPT, 90).stdout, "sums")
 
 
 def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
@@ -80,7 +73,7 @@ def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
     run = joined()
     with agents(run, *4 * [()]) as there:
         with run:
-            assert run_script(run) == [64 * 63 / 2, 1 << 16]
+            assert run_script(run) == SUMS
         for agent in there:
             assert agent.wait(20) == 0, "an agent ends with its controller"
             assert agent.stderr is not None
@@ -104,20 +97,13 @@ def test_hosts_join_from_machines_that_share_nothing(
         ]
         for name in namespaces
     ]
-    before = [received_bytes(name) for name in namespaces]
+    before = [received_bytes("-n", name, "eth0") for name in namespaces]
     with agents(run, *machines, *machines) as there, run:
-        assert run_script(run) == [64 * 63 / 2, 1 << 16]
-        assert run_script(run) == [64 * 63 / 2, 1 << 16], "and for another client"
+        assert run_script(run) == SUMS
+        assert run_script(run) == SUMS, "and for another client"
         assert all(agent.poll() is None for agent in there)
-    after = [received_bytes(name) for name in namespaces]
+    after = [received_bytes("-n", name, "eth0") for name in namespaces]
     assert all(there - here > 100_000 for here, there in zip(before, after, strict=True))
-
-
-def received_bytes(name: str) -> int:
-    """Bytes that a namespace has received by the network."""
-    lines = ip("-n", name, "-s", "link", "show", "eth0").splitlines()
-    head = next(number for number, line in enumerate(lines) if "RX:" in line)
-    return int(lines[head + 1].split()[0])
 
 
 def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:
@@ -125,26 +111,16 @@ def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:
     run = joined("2x1x1")
     with agents(run, (), ()) as there, run:
         there[0].send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while not (lost := [one for one in run.overview()["islands"] if one["state"] == "lost"]):
-            assert time.monotonic() < deadline, "the loss is noticed within the timeout"
-            time.sleep(0.05)
-        assert len(lost) == 1
+
+        def lost() -> list[int]:
+            return [one["id"] for one in run.overview()["islands"] if one["state"] == "lost"]
+
+        until(lost, 20, "the loss is noticed within the timeout")
         with agents(run, ()):
-            [island] = [one["id"] for one in lost]
+            [island] = lost()
             assert run.add_island(run.settings.islands[0]) == island
-            assert run_script_on_one(run) == 1.0
-
-
-def run_script_on_one(run: Run) -> float:
-    """Runs on both islands once more."""
-    text = "import jax; print(sum(float(jax.device_put(1.0, d)) for d in jax.devices()) / 2)"
-    environment = {**os.environ, **run.environment}
-    done = subprocess.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=90
-    )
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+            code = 'say("sum", of=sum(float(jax.device_put(1.0, d)) for d in jax.devices()))'
+            assert said(client(run, code, 90).stdout, "sum") == {"of": 2.0}
 
 
 @contextmanager
@@ -228,8 +204,7 @@ def test_services_are_not_for_other_roles(own_runtime: Path, tmp_path: Path) -> 
         _native.Remote(gateway.address, token).check("control")
     with pytest.raises(ValueError, match="there is no role"):
         gateway.create_token("king", None)
-    while len(refusals) < 2:  # they are reported once the peer has its answer
-        time.sleep(0.01)
+    until(lambda: len(refusals) == 2, 5, "they are reported once the peer has its answer")
     gateway.close()
     assert [text.partition(": ")[2] for text in refusals] == [
         f"control is for tokens of role host; token {token.split('-')[2]} has role client",

@@ -9,21 +9,13 @@ from pathlib import Path
 
 import pytest
 import wires
-from conftest import client, ip, said, until
+from conftest import client, ip, received_bytes, said, until
 
 from fairway.cluster.supervisor import Run
 from fairway.communication import calibration
 from fairway.communication.ranks import Ranks
 from fairway.errors import ConfigError, StartError
 from fairway.settings import ChannelSettings, IslandSettings, Settings
-
-
-def received_bytes(*link: str) -> int:
-    """Bytes that a link has received."""
-    *namespace, name = link
-    lines = ip(*namespace, "-s", "link", "show", name).splitlines()
-    head = next(number for number, line in enumerate(lines) if "RX:" in line)
-    return int(lines[head + 1].split()[0])
 
 
 def sent_bytes(name: str) -> tuple[int, int]:

@@ -243,15 +243,11 @@ impl Writer {
         let mut known: HashSet<BufferId> = HashSet::new();
         for note in earlier {
             known.extend(note.results.iter().map(|result| result.0));
-            known.extend(
-                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).map(|arg| arg.0),
-            );
         }
+        known.extend(self.arrays_read(earlier).iter().map(|array| array.0));
         let mut made: HashSet<BufferId> = HashSet::new();
         for note in notes {
-            let read: Vec<ArrayUse> =
-                note.args.iter().flat_map(|arg| arrays(&self.shared, arg)).collect();
-            for arg in read {
+            for arg in self.arrays_read(std::slice::from_ref(note)) {
                 if !made.contains(&arg.0) && !self.values.contains_key(&arg.0) {
                     let input = self.value(&arg);
                     self.program.inputs += 1;
@@ -262,6 +258,12 @@ impl Writer {
             }
             made.extend(note.results.iter().map(|result| result.0));
         }
+    }
+
+    /// Returns the arrays of which notes read shards, in order.
+    fn arrays_read(&self, notes: &[Note]) -> Vec<ArrayUse> {
+        let args = notes.iter().flat_map(|note| &note.args);
+        args.flat_map(|arg| arrays(&self.shared, arg)).collect()
     }
 
     /// Returns the value of an argument; assembles it if it is of shards of others.
@@ -417,21 +419,17 @@ impl Writer {
                 }
             }
         }
-        let read = |notes: &[Note]| -> Vec<BufferId> {
-            let args = notes.iter().flat_map(|note| &note.args);
-            args.flat_map(|arg| arrays(&self.shared, arg)).map(|array| array.0).collect()
-        };
-        let now = read(notes);
+        let now = self.arrays_read(notes);
         // What the previous repetition has read in the same places, if that is as much.
-        let previous = repetitions.first().map(|before| read(before));
+        let previous = repetitions.first().map(|before| self.arrays_read(before));
         let previous = previous.filter(|previous| previous.len() == now.len());
         let mut carried: Vec<Carried> = Vec::new();
-        for (place, buffer) in now.iter().enumerate() {
+        for (place, (buffer, _)) in now.iter().enumerate() {
             let input = self.values[buffer].0;
             let Some(&(steps_before, from)) = made.get(buffer) else { continue };
             // An array that an earlier repetition made may also have been kept since.
             let kept = || {
-                let read = previous.as_ref().and_then(|previous| made.get(&previous[place]));
+                let read = previous.as_ref().and_then(|previous| made.get(&previous[place].0));
                 read != Some(&(steps_before + 1, from))
             };
             let is_alike = self.program.values[input as usize] == *self.program.value(from);
@@ -449,15 +447,12 @@ impl Writer {
     fn results(&mut self, notes: &[Note], later: &[Note]) {
         let made = |seen: &ArrayUse| self.values.get(&seen.0).copied();
         let mut results: Vec<ValueId> = Vec::new();
-        let read = |notes: &[Note]| -> Vec<ArrayUse> {
-            let args = notes.iter().flat_map(|note| &note.args);
-            args.flat_map(|arg| arrays(&self.shared, arg)).collect()
-        };
-        let read_later = read(later);
+        let read_later = self.arrays_read(later);
         let read_later = read_later.iter().filter_map(made);
         results.extend(read_later.filter(|value| value.0 >= self.program.inputs));
         if results.is_empty() {
-            let read: HashSet<BufferId> = read(notes).iter().map(|array| array.0).collect();
+            let read: HashSet<BufferId> =
+                self.arrays_read(notes).iter().map(|array| array.0).collect();
             let ends = notes.iter().flat_map(|note| &note.results);
             results.extend(ends.filter(|seen| !read.contains(&seen.0)).filter_map(made));
         }

@@ -1,4 +1,4 @@
-//! GangMap: devices of a program that compute together, each one device of its step graph.
+//! Gangs: devices of a program that compute together, each one device of its step graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -18,7 +18,8 @@ use crate::{
 /// Lowers a program that is executed repeatedly, such as a training loop, to its step graph.
 ///
 /// A node depends on the producers of the values that it reads, on the devices where it reads them, in
-/// an earlier step for loop-carried values. A node without dependencies in its step begins once its device has ended the previous step.
+/// an earlier step for loop-carried values. A node without dependencies in its step begins once its
+/// device has ended the previous step.
 /// The cost grows with the values, the devices of nodes, and the size of the result, which has one
 /// transfer for each pair of gangs of an array and, in exchanges, for each pair of groups.
 ///

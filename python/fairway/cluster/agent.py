@@ -32,7 +32,7 @@ from fairway.cluster.agents import (
 )
 from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.registry import new_directory
-from fairway.errors import AgentError, StartError
+from fairway.errors import AgentError
 from fairway.host.__main__ import HostSettings
 
 __all__ = ["Agent"]
@@ -130,17 +130,13 @@ class Agent:
         self._hosts.start(settings)
 
     def _report_ending(self) -> None:
-        if self._host is None:
+        if self._host is None or (how := self._hosts.ending(self._host)) is None:
             return
-        try:
-            self._hosts.check([self._host])
-        except StartError as error:
-            host, self._host = self._host, None
-            self._note(str(error))
-            _, _, how = str(error).partition(" ended ")
-            # A controller that has ended is noticed by what is read next.
-            with contextlib.suppress(OSError):
-                send(self._connection, HostEnded(host, how.replace(" while starting", "")))
+        host, self._host = self._host, None
+        self._note(f"host {host} has ended {how}")
+        # A controller that has ended is noticed by what is read next.
+        with contextlib.suppress(OSError):
+            send(self._connection, HostEnded(host, how))
 
     def _carry(self, service: str) -> str:
         """Returns the path of a Unix socket whose connections reach a service of the controller."""

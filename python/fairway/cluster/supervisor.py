@@ -59,6 +59,7 @@ def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float 
 
 
 def _report(text: str) -> None:
+    """Prints a sentence on what happens while the run is up."""
     print(f"fairway: {text}", file=sys.stderr)
 
 
@@ -434,12 +435,11 @@ class Run:
         try:
             return self._hosts.separate(number)
         except NoNamespaceError as error:
-            print(
-                f"fairway: other users of this machine can reach collectives of island {number}: "
+            _report(
+                f"other users of this machine can reach collectives of island {number}: "
                 f"its hosts get no network of their own ({error}); allow unprivileged user "
                 "namespaces, give the island one host, or set private_network = false to say that "
-                "this is known",
-                file=sys.stderr,
+                "this is known"
             )
             return ()
 
@@ -510,7 +510,7 @@ class Run:
                 threading.Thread(target=self._restart, args=arguments, daemon=True).start()
             else:
                 if process is not None and (ending := self._hosts.ending(number, process)):
-                    print(f"fairway: host {number} has ended {ending}", file=sys.stderr)
+                    _report(f"host {number} has ended {ending}")
                 self._hosts.stop(number, process)
 
     def _restart(self, island: IslandSettings) -> None:
@@ -519,4 +519,4 @@ class Run:
             self.add_island(island)
         except StartError as error:
             if not self._closing.is_set():
-                print(f"fairway: an island does not come back: {error}", file=sys.stderr)
+                _report(f"an island does not come back: {error}")

@@ -101,7 +101,7 @@ class JoinedHosts:
                 agent = self._agents.get(host)
                 if agent is not None and host not in self._wanted and agent.ended is not None:
                     raise StartError(
-                        f"host {host} on {agent.hello.machine} ended {agent.ended} while starting"
+                        f"host {host} on {agent.hello.machine} ended while starting, {agent.ended}"
                     )
 
     def missing(self) -> list[int]:

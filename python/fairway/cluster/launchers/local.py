@@ -111,14 +111,18 @@ class LocalHosts:
         """Returns the hosts that nothing has started: none."""
         return []
 
-    def ending(self, host: int, process_id: int) -> str | None:
+    def ending(self, host: int, process_id: int | None = None) -> str | None:
         """Returns how a process of a host ended, with the end of its output.
+
+        Args:
+            host: its number.
+            process_id: the process; None stands for the latest.
 
         Returns:
             None if it has not ended, or another process has become the host since.
         """
         process = self._processes.get(host)
-        if process is None or process.pid != process_id:
+        if process is None or process_id not in (None, process.pid):
             return None
         try:  # its connections close shortly before it exits
             code = process.wait(ENDING_S)
