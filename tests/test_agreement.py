@@ -17,6 +17,7 @@ import pytest
 from conftest import Begin, Start, hosts_of
 
 from fairway.cluster.launchers.local import LocalHosts
+from fairway.cluster.logs import Logs
 from fairway.errors import StartError
 from fairway.host import messages
 from fairway.host.__main__ import HostSettings
@@ -65,7 +66,7 @@ class ScriptedController:
             timeout_s=10.0,
             xla_flags="",
         )
-        hosts = LocalHosts(directory)
+        hosts = LocalHosts(Logs())
         hosts.start(settings)
         self._hosts = hosts
         self._connection, _ = self._listener.accept()

@@ -42,16 +42,16 @@ SUMS = {"total": 64 * 63 / 2, "moved": 1 << 16}
 
 def joined(islands: str = "2x2x1", address: str = "127.0.0.1") -> Run:
     """A controller that waits for the hosts of these islands to join."""
-    return Run(Settings.parse(islands, join=f"{address}:0", data_plane="tcp", timeout_s=3.0))
+    settings = {"on": "agents", "gateway": f"{address}:0", "data_plane": "tcp", "timeout_s": 3.0}
+    return Run(Settings.parse(islands, **settings))
 
 
 @contextmanager
 def agents(run: Run, *prefixes: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
     """An agent for each command prefix, which are ended afterwards."""
-    assert run.joining is not None
-    address, file = run.joining
-    command = [sys.executable, "-P", "-m", "fairway", "host", "--join", address]
-    environment = {**os.environ, "FAIRWAY_TOKEN": file.read_text()}
+    assert run.gateway is not None
+    command = [sys.executable, "-P", "-m", "fairway", "host", "--join", *run.gateway.addresses]
+    environment = {**os.environ, "FAIRWAY_TOKEN": run.gateway.token_file.read_text()}
     with ExitStack() as ending:
         found = []
         for prefix in prefixes:
@@ -128,8 +128,8 @@ def waiting() -> Iterator[tuple[Run, str, str]]:
     """A run that waits for its only host, with the gateway's address and the token."""
     run = joined("1x1x1")
     try:
-        assert run.joining is not None
-        address, file = run.joining
+        assert run.gateway is not None
+        [address], file = run.gateway.addresses, run.gateway.token_file
         assert file.stat().st_mode & 0o777 == 0o600
         yield run, address, file.read_text().strip()
     finally:
@@ -137,7 +137,7 @@ def waiting() -> Iterator[tuple[Run, str, str]]:
 
 
 def invoke(*arguments: str, **environment: str) -> str:
-    found = CliRunner(env=environment).invoke(app, ["host", *arguments])
+    found = CliRunner(env=environment).invoke(app, ["host", "--wait", "0", *arguments])
     assert found.exit_code != 0
     return str(found.exception)
 
@@ -218,11 +218,11 @@ def test_services_are_not_for_other_roles(own_runtime: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data_plane": "unix"}, "'tcp' where hosts join"),
+        ({"data_plane": "unix"}, "'tcp' where hosts are on other machines"),
         ({"capture": True}, "records stay on the hosts' machines"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
-    settings = {"join": "127.0.0.1:0", "data_plane": "tcp", **changes}
+    settings = {"on": "agents", "data_plane": "tcp", **changes}
     with pytest.raises(ConfigError, match=message):
         Settings.parse("1x1x1", **settings)

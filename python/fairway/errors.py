@@ -17,6 +17,10 @@ class AgentError(FairwayError):
     """An agent cannot join a controller, or is refused by it."""
 
 
+class ControllerLostError(AgentError):
+    """The controller of an agent does not answer, or not any more."""
+
+
 class NotRunningError(FairwayError):
     """No controller is running where one was expected."""
 

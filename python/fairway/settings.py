@@ -32,6 +32,11 @@ UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
 """Placeholder for a host's rank in its island."""
+ENGINES = ("local", "agents", "ssh", "slurm", "ray")
+WITH_OPTIONS = ("ssh:", "slurm:", "ray:")
+ENGINES_FORM = "'local', 'agents', 'ssh:FILE', 'slurm' or 'ray'"
+GATEWAY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):\d{1,5}")
+ANY_ADDRESS = "0.0.0.0:0"
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 HOSTS_MAX = 1024
@@ -182,8 +187,15 @@ class Settings:
     Attributes:
         islands: the islands.
         listen: where clients connect: ``127.0.0.1:PORT``.
-        join: ``ADDRESS:PORT`` where agents of other machines join, by TLS and with a token; each
-            runs a host. Empty: hosts are processes of this machine.
+        on: what runs the hosts. ``local``: processes of this machine. ``agents``: agents that
+            people start with ``fairway host``. ``ssh:FILE`` or ``ssh:NAME,NAME``: agents on
+            machines that ssh reaches; a line of the file is a machine, as ``[USER@]NAME [slots=N]
+            [python=PATH]``. ``slurm``, with options for ``srun`` behind a colon: agents on nodes of
+            Slurm. ``ray`` or ``ray:ADDRESS``: agents on a Ray cluster.
+        nodes: nodes of Slurm to ask for, outside of an allocation; 0 for one for each host.
+        gateway: ``ADDRESS:PORT`` where other machines connect, by TLS and with a token; needed for
+            all but ``local`` hosts, for which any free port of all addresses is the default. Empty:
+            no other machine can.
         platform: ``cpu`` or ``cuda``. Hosts of one machine get its GPUs in order; hosts of an
             island with a prefix use the first GPUs that it exposes (``CUDA_VISIBLE_DEVICES``).
         timeout_s: watchdog deadline: a host without a heartbeat for this long is lost; other
@@ -204,6 +216,8 @@ class Settings:
             it is set, GPUs allocate memory on demand, so that hosts can share one.
         xla_flags: more flags for XLA on the hosts.
         timeline: file for a timeline of the run; None writes none.
+        log_folder: folder for what hosts and controller print, as rotated files of JSON; None
+            keeps the last lines in memory only.
         input_modules: prefixes of the modules from which hosts may import input functions; None
             allows those whose files lie under ``input_path``.
         input_path: folders in which hosts search modules, before others; ``fairway run`` adds that
@@ -217,7 +231,9 @@ class Settings:
 
     islands: tuple[IslandSettings, ...]
     listen: str = "127.0.0.1:0"
-    join: str = ""
+    on: str = "local"
+    nodes: int = 0
+    gateway: str = ""
     platform: str = "cpu"
     timeout_s: float = 10.0
     data_plane: str = "unix"
@@ -230,6 +246,7 @@ class Settings:
     device_memory: str = ""
     xla_flags: str = ""
     timeline: Path | None = None
+    log_folder: Path | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[Path, ...] = ()
     custom_calls: tuple[str, ...] = ()
@@ -243,6 +260,8 @@ class Settings:
         """
         for number, island in enumerate(self.islands):
             _check_island(number, island)
+        if not self.is_local and not self.gateway:
+            object.__setattr__(self, "gateway", ANY_ADDRESS)
         _check_counts(
             sum(island.hosts for island in self.islands),
             sum(island.hosts * island.devices for island in self.islands),
@@ -258,19 +277,36 @@ class Settings:
                 "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
             ),
             (
-                not self.join or self.data_plane == "tcp",
+                self.on in ENGINES or self.on.startswith(WITH_OPTIONS),
+                "on",
+                ENGINES_FORM,
+            ),
+            (
+                not self.on.startswith("ssh") or bool(self.on.partition(":")[2]),
+                "on",
+                "machines behind a colon, such as 'ssh:hosts.txt' or 'ssh:m1,m2'",
+            ),
+            (0 <= self.nodes <= HOSTS_MAX, "nodes", f"0 to {HOSTS_MAX}"),
+            (not self.nodes or self.on.startswith("slurm"), "nodes", "0 for all but 'slurm'"),
+            (
+                not self.gateway or GATEWAY.fullmatch(self.gateway) is not None,
+                "gateway",
+                "ADDRESS:PORT of this machine, such as '10.0.0.1:7000' or '0.0.0.0:7000'",
+            ),
+            (
+                self.is_local or self.data_plane == "tcp",
                 "data_plane",
-                "'tcp' where hosts join from other machines",
+                "'tcp' where hosts are on other machines",
             ),
             (
-                not self.join or not any(one.prefix or one.channels for one in self.islands),
-                "join",
-                "no address for islands with a prefix or channels, which are of this machine",
+                self.is_local or not any(one.prefix or one.channels for one in self.islands),
+                "on",
+                "'local' for islands with a prefix or channels, which are of this machine",
             ),
             (
-                not self.join or not (self.timeline or self.capture),
-                "join",
-                "no address for a timeline or a capture, since records stay on the hosts' machines",
+                self.is_local or not (self.timeline or self.capture),
+                "on",
+                "'local' for a timeline or a capture, since records stay on the hosts' machines",
             ),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
@@ -282,6 +318,11 @@ class Settings:
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         _ = self.device_memory_bytes, self.user_numbers
+
+    @property
+    def is_local(self) -> bool:
+        """Whether hosts are processes of this machine."""
+        return self.on == "local"
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -361,8 +402,9 @@ class Settings:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         islands = given.pop("islands", DEFAULT_ISLANDS)
         _check(path, given)
-        if "timeline" in given:
-            given["timeline"] = Path(given["timeline"])
+        for name in ("timeline", "log_folder"):
+            if name in given:
+                given[name] = Path(given[name])
         for name in ("input_modules", "custom_calls", "allow_users"):
             if name in given:
                 given[name] = tuple(given[name])
@@ -492,7 +534,12 @@ def _number_of(user: str) -> int:
 def _check(path: Path, given: dict[str, Any]) -> None:
     """Checks that every name is known, and every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
-    examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
+    examples = {
+        "timeline": "run.json",
+        "log_folder": "logs",
+        "input_modules": ["package"],
+        "input_path": ["folder"],
+    }
     examples |= {
         "allow_users": ["name"],
         "custom_calls": ["target"],

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
@@ -26,6 +27,10 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const UNPROVED_MAX: usize = 256;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
+/// Time of silence after which the kernel asks whether the other end is there.
+const SILENT: Duration = Duration::from_secs(6);
+/// How often it asks before it closes a connection.
+const KEEPALIVE_RETRIES: u32 = 4;
 /// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 256;
 /// What a request begins with.
@@ -218,6 +223,7 @@ async fn prove(
     shared: &Shared,
 ) -> Result<(TlsStream<TcpStream>, ServiceAddress), String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    keep_alive(&stream).map_err(|error| error.to_string())?;
     let mut stream = shared.tls.accept(stream).await.map_err(|error| format!("no TLS: {error}"))?;
     let request = read_line(&mut stream).await.map_err(|error| format!("no request: {error}"))?;
     let binding = stream.get_ref().1.export_keying_material([0; BINDING], LABEL, None);
@@ -232,6 +238,17 @@ async fn prove(
             Err(reason)
         }
     }
+}
+
+/// Lets the kernel notice that the other machine has vanished, within about half a minute.
+pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENT)?;
+    sockopt::set_tcp_keepintvl(stream, SILENT)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_RETRIES)?;
+    let unacknowledged = (SILENT * (KEEPALIVE_RETRIES + 1)).as_millis();
+    sockopt::set_tcp_user_timeout(stream, unacknowledged as u32)?;
+    Ok(())
 }
 
 /// Returns the service that a request asks for, if its token admits it.

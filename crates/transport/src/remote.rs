@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
@@ -12,19 +13,23 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::authority::{server_name, trusting};
-use crate::gateway::{read_line, request};
+use crate::gateway::{keep_alive, read_line, request};
 use crate::token::{BINDING, LABEL};
 use crate::{Token, TransportError};
 
 /// Time within which a controller answers.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Stands for no address, as long as none has answered.
+const NONE: usize = usize::MAX;
 /// Maximum number of local connections that are carried at a time.
 const CARRIED_MAX: usize = 256;
 
 /// A controller on another machine, and the token that admits to it.
 #[derive(Clone)]
 pub struct Remote {
-    address: String,
+    addresses: Arc<[String]>,
+    /// The address that has answered first.
+    answered: Arc<AtomicUsize>,
     token: Token,
     connector: TlsConnector,
 }
@@ -33,10 +38,18 @@ impl Remote {
     /// Names a controller; nothing is sent yet.
     ///
     /// # Arguments
-    /// - `address`: host and port of its gateway.
-    pub fn new(address: &str, token: Token) -> Self {
+    /// - `addresses`: host and port of its gateway; several with commas between them are tried at
+    ///   once, and the first that proves to be the controller is used from then on.
+    pub fn new(addresses: &str, token: Token) -> Self {
         let connector = TlsConnector::from(trusting(token.pin()));
-        Self { address: address.to_owned(), token, connector }
+        let addresses = addresses.split(',').map(|one| one.trim().to_owned()).collect();
+        Self { addresses, answered: Arc::new(AtomicUsize::new(NONE)), token, connector }
+    }
+
+    /// Returns the address of the gateway: all that may be, until one has answered.
+    fn address(&self) -> String {
+        let answered = self.addresses.get(self.answered.load(Ordering::Relaxed));
+        answered.cloned().unwrap_or_else(|| self.addresses.join(","))
     }
 
     /// Connects to a service.
@@ -57,7 +70,7 @@ impl Remote {
         match answer.split_once(' ') {
             None => Ok(stream),
             Some((_, reason)) => {
-                let (address, reason) = (self.address.clone(), reason.to_owned());
+                let (address, reason) = (self.address(), reason.to_owned());
                 Err(TransportError::Refused { address, reason })
             }
         }
@@ -66,14 +79,30 @@ impl Remote {
     /// Connects, and checks that the other end is the controller.
     #[doc(hidden)]
     pub async fn handshake(&self) -> Result<TlsStream<TcpStream>, TransportError> {
-        let stream = TcpStream::connect(&self.address).await;
-        let stream = stream.map_err(|error| self.unreachable(error))?;
-        stream.set_nodelay(true).map_err(|error| self.unreachable(error))?;
-        let connected = self.connector.connect(server_name(), stream).await;
-        connected.map_err(|error| TransportError::NotTheController {
-            address: self.address.clone(),
-            reason: error.to_string(),
-        })
+        let known = self.answered.load(Ordering::Relaxed);
+        if let Some(address) = self.addresses.get(known) {
+            return reach(address.clone(), self.connector.clone()).await;
+        }
+        let mut attempts = JoinSet::new();
+        for (number, address) in self.addresses.iter().cloned().enumerate() {
+            let connector = self.connector.clone();
+            attempts.spawn(async move { (number, reach(address, connector).await) });
+        }
+        let mut failures = Vec::new();
+        while let Some(Ok((number, reached))) = attempts.join_next().await {
+            match reached {
+                Ok(stream) => {
+                    self.answered.store(number, Ordering::Relaxed);
+                    return Ok(stream);
+                }
+                Err(error) => failures.push(error),
+            }
+        }
+        // Another controller at an address says more than an address that does not answer.
+        let telling = |error: &TransportError| matches!(error, TransportError::Connect { .. });
+        failures.sort_by_key(telling);
+        let first = failures.into_iter().next();
+        Err(first.unwrap_or_else(|| self.unreachable(io::ErrorKind::NotFound.into())))
     }
 
     /// Connects and asks for a service; returns what was sent, too.
@@ -95,7 +124,7 @@ impl Remote {
     }
 
     fn unreachable(&self, source: io::Error) -> TransportError {
-        TransportError::Connect { address: self.address.clone(), source }
+        TransportError::Connect { address: self.address(), source }
     }
 
     /// Listens at a Unix socket, and carries each connection to a service.
@@ -113,6 +142,22 @@ impl Remote {
         let carrying = tokio::spawn(carry(listener, remote, service)).abort_handle();
         Ok(Carrier { carrying })
     }
+}
+
+/// Connects to an address, and checks that the other end is the controller.
+async fn reach(
+    address: String,
+    connector: TlsConnector,
+) -> Result<TlsStream<TcpStream>, TransportError> {
+    let unreachable = |source| TransportError::Connect { address: address.clone(), source };
+    let stream = TcpStream::connect(&address).await.map_err(unreachable)?;
+    stream.set_nodelay(true).map_err(unreachable)?;
+    keep_alive(&stream).map_err(unreachable)?;
+    let connected = connector.connect(server_name(), stream).await;
+    connected.map_err(|error| TransportError::NotTheController {
+        address: address.clone(),
+        reason: error.to_string(),
+    })
 }
 
 /// A local listener whose connections are carried, as long as the value lives.

@@ -158,11 +158,11 @@ def up(
         str | None,
         typer.Option(help="Where clients connect: 127.0.0.1:PORT. [default: free port]"),
     ] = None,
-    join: Annotated[
+    gateway: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT of this machine where hosts of others join, instead of hosts here; "
-            "each machine runs `fairway host`.",
+            help="ADDRESS:PORT where clients and hosts of other machines connect, by TLS and with "
+            "a token. [default: none; any free port unless hosts are local]",
             show_default=False,
         ),
     ] = None,
@@ -177,7 +177,7 @@ def up(
 ) -> None:
     """Start islands and keep them up until Ctrl-C."""
     interrupts = Interrupts()
-    settings = islands.settings(listen, join)
+    settings = islands.settings(listen, gateway)
     runs = live_runs()
     wanted, name = name, free_name(runs, name)
     if wanted is None and name != free_name([]):

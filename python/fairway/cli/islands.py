@@ -44,6 +44,22 @@ Plan = Annotated[
         show_default=False,
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        help="Where hosts run: local, ssh:FILE or ssh:NAME,NAME, slurm or slurm:'SRUN OPTIONS', "
+        "ray or ray:ADDRESS, or agents that people start with `fairway host`. [default: local]",
+        show_default=False,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Nodes of Slurm to ask for, outside of an allocation. [default: one for each host]",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,8 @@ class IslandOptions:
 
     islands: Islands = None
     config: Config = None
+    on: On = None
+    nodes: Nodes = None
     timeline: Timeline = None
     plan: Plan = None
 
@@ -59,12 +77,12 @@ class IslandOptions:
         """Returns the names of the options that are given."""
         return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) is not None]
 
-    def settings(self, listen: str | None = None, join: str | None = None) -> Settings:
+    def settings(self, listen: str | None = None, gateway: str | None = None) -> Settings:
         """Returns the settings of a file, or the default ones, changed by options that are given.
 
         Args:
             listen: where clients connect.
-            join: where hosts of other machines join.
+            gateway: where other machines connect.
         """
         settings = (
             Settings.read(self.config)
@@ -74,10 +92,17 @@ class IslandOptions:
         changes: dict[str, Any] = {}
         if self.config and self.islands is not None:
             changes["islands"] = Settings.parse(self.islands).islands
-        given = {"listen": listen, "timeline": self.timeline, "plan": self.plan}
+        given = {
+            "listen": listen,
+            "gateway": gateway,
+            "on": self.on,
+            "nodes": self.nodes,
+            "timeline": self.timeline,
+            "plan": self.plan,
+        }
         changes |= {name: value for name, value in given.items() if value}
-        if join:
-            changes |= {"join": join, "data_plane": "tcp"}
+        if changes.get("on", settings.on) != "local":
+            changes["data_plane"] = "tcp"
         return settings.replace(**changes)
 
 
@@ -107,9 +132,9 @@ def started(
             work.update(up, total)
 
         run = Run(settings, cluster, show, interrupts.check)
-        if run.joining is not None:
-            address, token = run.joining
-            note(f"hosts join with `fairway host --join {address} --token-file FILE`;")
+        if run.gateway is not None and settings.on == "agents":
+            where, token = ",".join(run.gateway.addresses), run.gateway.token_file
+            note(f"hosts join with `fairway host --join {where} --token-file FILE`;")
             note(f"the token for FILE is in {token}: copy it to their machines, and keep it secret")
         with run:
             starting.close()
@@ -126,7 +151,7 @@ def _check_machine(settings: Settings) -> None:
     Raises:
         ConfigError: the hosts need more than the machine has.
     """
-    if settings.join:
+    if not settings.is_local:
         return
     hosts = sum(island.hosts for island in settings.islands if not island.prefix)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -2,7 +2,7 @@
 
 It proves its token to the gateway of the controller, waits for the settings of a host, and runs
 that host as a process of its own. The sockets of the controller that the host needs are carried:
-the host connects to Unix sockets of the agent's. It ends when the controller does.
+the host connects to Unix sockets of the agent's. It ends when the controller or its lease does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ import os
 import platform
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fairway import _native
 from fairway.cluster.agents import (
+    HEARTBEATS,
+    OUTPUT_MAX,
     SERVICE,
+    AgentAccepted,
+    AgentHeartbeat,
     AgentHello,
     AgentRefused,
+    ControllerEnded,
+    FromAgent,
     HostEnded,
+    HostOutput,
+    LeaseRenewed,
     LineReader,
     StartHost,
     StopHost,
@@ -31,29 +40,52 @@ from fairway.cluster.agents import (
     send,
 )
 from fairway.cluster.launchers.local import LocalHosts
+from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
-from fairway.errors import AgentError
+from fairway.errors import AgentError, ControllerLostError
 from fairway.host.__main__ import HostSettings
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "AgentOptions"]
 
 POLL_S = 0.2
-"""Time between two looks at whether the host still runs."""
+"""Time between two looks at whether the host still runs, and what it has printed."""
+SEND_S = 10.0
+GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Variables by which engines say which GPUs a process may use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentOptions:
+    """What an agent offers.
+
+    Attributes:
+        island: the island that it is for; None for any.
+        address: numeric, where other machines reach its host; None for the one by which it reaches
+            the controller.
+    """
+
+    island: int | None = None
+    address: str | None = None
 
 
 class Agent:
     """An agent that has joined; use it as a context.
 
     Args:
-        address: host and port of the controller's gateway.
+        address: host and port of the controller's gateway, or several with commas between them,
+            of which all are tried.
         token: of role ``host``.
         note: called with a sentence on what happens.
+        options: what it offers.
 
     Raises:
-        AgentError: the controller does not answer, is another one, or refuses the token.
+        ControllerLostError: the controller does not answer.
+        AgentError: it is another one, or refuses the token.
     """
 
-    def __init__(self, address: str, token: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, address: str, token: str, note: Callable[[str], None], options: AgentOptions
+    ) -> None:
         self._address = address
         self._note = note
         self._host: int | None = None
@@ -61,18 +93,35 @@ class Agent:
         try:
             self._remote = _native.Remote(address, token)
             here = self._remote.check(SERVICE)
+        except ConnectionError as error:
+            raise ControllerLostError(str(error)) from None
         except (ValueError, OSError) as error:
             raise AgentError(str(error)) from None
         self._directory = new_directory()
-        self._hosts = LocalHosts(self._directory)
+        self._logs = Logs()
+        self._sent = 0
+        """Number of the last line that the controller has got."""
+        self._hosts = LocalHosts(self._logs)
         self._connection = socket.socket(socket.AF_UNIX)
         self._reader = LineReader(self._connection, ToAgent)
+        self._lease_s = float("inf")
+        self._renewed_s = self._beaten_s = time.monotonic()
+        hello = AgentHello(
+            platform.node(),
+            options.address or here,
+            os.getpid(),
+            Versions.here(),
+            options.island,
+            any(os.environ.get(name) for name in GPUS),
+        )
         try:
             self._connection.connect(self._carry(SERVICE))
-            send(self._connection, AgentHello(platform.node(), here, os.getpid(), Versions.here()))
+            self._send(hello)
         except OSError as error:
             self.close()
-            raise AgentError(f"the controller at {address} is gone: {error.strerror}") from None
+            raise ControllerLostError(
+                f"the controller at {address} is gone: {error.strerror}"
+            ) from None
 
     def __enter__(self) -> Agent:
         return self
@@ -95,25 +144,87 @@ class Agent:
 
         Raises:
             AgentError: the controller refuses this agent; says why, and what to do.
+            ControllerLostError: the controller cannot be reached any more.
         """
-        self._connection.settimeout(POLL_S)
         while True:
             check()
-            self._report_ending()
+            self._send_what_is_due()
             try:
                 message = self._reader.read()
             except TimeoutError:
+                if time.monotonic() - self._renewed_s > self._lease_s:
+                    raise ControllerLostError(
+                        f"the controller at {self._address} has not answered for "
+                        f"{self._lease_s:g} s; this machine's host has ended"
+                    ) from None
                 continue
+            self._renewed_s = time.monotonic()
             match message:
+                case AgentAccepted(lease_s):
+                    self._lease_s = lease_s
+                case LeaseRenewed():
+                    pass
                 case StartHost(settings):
                     self._start(settings)
                 case StopHost() if self._host is not None:
                     self._hosts.stop(self._host)
                 case AgentRefused(reason):
                     raise AgentError(f"the controller at {self._address} refuses: {reason}")
-                case None:
+                case ControllerEnded():
                     self._note("the controller has ended")
                     return
+                case None:
+                    raise ControllerLostError(
+                        f"the connection to the controller at {self._address} is cut"
+                    )
+
+    def _send_what_is_due(self) -> None:
+        # A controller that has ended is noticed by what is read next.
+        with contextlib.suppress(OSError):
+            now_s = time.monotonic()
+            if now_s - self._beaten_s > self._lease_s / HEARTBEATS:
+                self._beaten_s = now_s
+                self._send(AgentHeartbeat())
+            self._send_output()
+            if self._host is None or (how := self._hosts.ending(self._host)) is None:
+                return
+            self._send_output()
+            host, self._host = self._host, None
+            self._note(f"host {host} has ended {how}")
+            self._send(HostEnded(host, how))
+
+    def _send_output(self) -> None:
+        """Sends what the host has printed since the last call."""
+        lines: list[str] = []
+        for record in self._logs.read(self._sent):
+            self._sent = record.number
+            if lines and sum(map(len, lines)) + len(lines) + len(record.text) > OUTPUT_MAX:
+                self._send_lines(lines)
+                lines = []
+            lines.append(record.text)
+        if lines:
+            self._send_lines(lines)
+
+    def _send_lines(self, lines: list[str]) -> None:
+        if self._host is not None:
+            self._send(HostOutput(self._host, "\n".join(lines)))
+
+    def _send(self, message: FromAgent) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: the connection has ended.
+            ControllerLostError: it takes nothing any more.
+        """
+        self._connection.settimeout(SEND_S)
+        try:
+            send(self._connection, message)
+        except TimeoutError:
+            raise ControllerLostError(
+                f"the controller at {self._address} has taken nothing for {SEND_S:g} s"
+            ) from None
+        finally:
+            self._connection.settimeout(POLL_S)
 
     def _start(self, given: dict[str, Any]) -> None:
         try:
@@ -128,15 +239,6 @@ class Agent:
         self._host = settings.host
         self._note(f"starting host {settings.host}, rank {settings.rank} of {settings.hosts}")
         self._hosts.start(settings)
-
-    def _report_ending(self) -> None:
-        if self._host is None or (how := self._hosts.ending(self._host)) is None:
-            return
-        host, self._host = self._host, None
-        self._note(f"host {host} has ended {how}")
-        # A controller that has ended is noticed by what is read next.
-        with contextlib.suppress(OSError):
-            send(self._connection, HostEnded(host, how))
 
     def _carry(self, service: str) -> str:
         """Returns the path of a Unix socket whose connections reach a service of the controller."""

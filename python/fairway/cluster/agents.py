@@ -1,11 +1,13 @@
 """What the controller and the agents of hosts on other machines send each other.
 
 An agent connects to the gateway's service :data:`SERVICE`. Each message is a line of JSON whose
-``type`` selects it.
+``type`` selects it. An agent holds a lease, which each answer to its heartbeats renews: when the
+lease ends, the agent ends its host, and the controller has taken that host for lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import socket
 from importlib.metadata import PackageNotFoundError, version
@@ -16,21 +18,34 @@ import msgspec
 from fairway.errors import AgentError
 
 __all__ = [
+    "HEARTBEATS",
     "LINE_MAX",
+    "OUTPUT_MAX",
     "SERVICE",
+    "AgentAccepted",
+    "AgentHeartbeat",
     "AgentHello",
     "AgentRefused",
+    "ControllerEnded",
     "HostEnded",
+    "HostOutput",
+    "LeaseRenewed",
     "LineReader",
     "StartHost",
     "StopHost",
     "Versions",
+    "encoded",
+    "read_message",
     "send",
 ]
 
 SERVICE = "agents"
 LINE_MAX = 1 << 18
 """Most bytes of a message."""
+HEARTBEATS = 4
+"""Heartbeats of an agent within its lease."""
+OUTPUT_MAX = 1 << 14
+"""Most characters of output in a message."""
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -76,12 +91,20 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
         address: numeric, where other machines reach it.
         process: number of its process.
         versions: of its Python environment.
+        island: the island that it is for; None for any.
+        selects_gpus: whether its environment names the GPUs that it may use.
     """
 
     machine: Text
     address: Text
     process: int
     versions: Versions
+    island: int | None = None
+    selects_gpus: bool = False
+
+
+class AgentHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """An agent is still there; the answer is :class:`LeaseRenewed`."""
 
 
 class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -94,6 +117,36 @@ class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
 
     host: int
     how: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+
+
+class HostOutput(msgspec.Struct, frozen=True, tag="output"):
+    """What the host of an agent has printed.
+
+    Attributes:
+        host: its number.
+        text: whole lines, if they are not longer than a message.
+    """
+
+    host: int
+    text: Annotated[str, msgspec.Meta(max_length=OUTPUT_MAX)]
+
+
+class AgentAccepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """An agent has joined.
+
+    Attributes:
+        lease_s: time without an answer after which its lease ends.
+    """
+
+    lease_s: float
+
+
+class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
+    """The lease of an agent begins anew."""
+
+
+class ControllerEnded(msgspec.Struct, frozen=True, tag="bye"):
+    """The controller ends as it was asked to, and its agents with it."""
 
 
 class StartHost(msgspec.Struct, frozen=True, tag="start"):
@@ -121,8 +174,8 @@ class AgentRefused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-FromAgent = AgentHello | HostEnded
-ToAgent = StartHost | StopHost | AgentRefused
+FromAgent = AgentHello | AgentHeartbeat | HostEnded | HostOutput
+ToAgent = AgentAccepted | LeaseRenewed | StartHost | StopHost | AgentRefused | ControllerEnded
 
 
 class LineReader:
@@ -159,12 +212,38 @@ class LineReader:
             self._buffer += part
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer[:] = rest
-        try:
-            return self._decoder.decode(line)
-        except msgspec.MsgspecError as error:
-            raise AgentError(
-                f"a message between agent and controller is malformed: {error}"
-            ) from None
+        return _decoded(self._decoder, line)
+
+
+async def read_message(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """Returns the next message; None at the end of the connection.
+
+    Args:
+        reader: with a limit of :data:`LINE_MAX`.
+        decoder: of the messages to expect.
+
+    Raises:
+        AgentError: it is no message, or too long.
+    """
+    try:
+        line = await reader.readline()
+    except ValueError:
+        raise AgentError("a message between agent and controller is too long") from None
+    except OSError:
+        return None
+    return _decoded(decoder, line) if line.endswith(b"\n") else None
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise AgentError(f"a message between agent and controller is malformed: {error}") from None
+
+
+def encoded(message: FromAgent | ToAgent) -> bytes:
+    """Returns a message as a line."""
+    return msgspec.json.encode(message) + b"\n"
 
 
 def send(connection: socket.socket, message: FromAgent | ToAgent) -> None:
@@ -173,7 +252,7 @@ def send(connection: socket.socket, message: FromAgent | ToAgent) -> None:
     Raises:
         OSError: the connection has ended.
     """
-    connection.sendall(msgspec.json.encode(message) + b"\n")
+    connection.sendall(encoded(message))
 
 
 def _installed(package: str) -> str:

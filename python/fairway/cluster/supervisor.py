@@ -28,10 +28,13 @@ from fairway.cluster.admin import (
     SliceAllocated,
 )
 from fairway.cluster.agents import SERVICE
-from fairway.cluster.launchers.joined import JoinedHosts
+from fairway.cluster.gateways import ControllerGateway
+from fairway.cluster.launchers.choosing import open_launcher
+from fairway.cluster.launchers.joined import JoinedHosts, Joining
 from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
+from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
 from fairway.errors import IslandError, SliceError, StartError
 from fairway.host.__main__ import HostSettings
@@ -39,6 +42,10 @@ from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
 
 __all__ = ["Run", "client_environment"]
+
+REPLACE_S = 600.0
+"""Time for which a launcher is asked to bring a lost island back."""
+REPLACE_EVERY_S = 1.0
 
 
 def client_environment(target: str) -> dict[str, str]:
@@ -56,11 +63,6 @@ def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float 
     if min(map(len, rates)) == 0:
         return ((0, None),)
     return tuple((number, min(of)) for number, of in enumerate(zip(*rates, strict=False), 1))
-
-
-def _report(text: str) -> None:
-    """Prints a sentence on what happens while the run is up."""
-    print(f"fairway: {text}", file=sys.stderr)
 
 
 def _by_tcp(address: str) -> str:
@@ -153,8 +155,9 @@ class Run:
         """Computations and transfers; available once the run is closed, if the settings ask for a
         timeline or a capture."""
         self.directory = new_directory()
-        self._gateway: _native.Gateway | None = None
         self._hosts: LocalHosts | JoinedHosts
+        self._replacing: set[int] = set()
+        """Islands that are being brought back."""
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
         self._shapes: dict[int, IslandSettings] = {}
@@ -166,12 +169,14 @@ class Run:
         self._changing = threading.Lock()
         self._token = secrets.token_hex(32)
         try:
+            self._logs = Logs(settings.log_folder)
             self._server = _native.Server(ServerSettings.of(settings, self.directory, self._token))
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
         try:
-            self._hosts = self._open_gateway() if settings.join else LocalHosts(self.directory)
+            self._gateway = self._open_gateway()
+            self._hosts = LocalHosts(self._logs) if settings.is_local else self._accept_agents()
         except BaseException:
             self._server.close()
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -196,32 +201,42 @@ class Run:
         """The environment variables that a client of this run needs."""
         return client_environment(self.target)
 
-    def _open_gateway(self) -> JoinedHosts:
-        """Listens for agents of other machines.
+    def _open_gateway(self) -> ControllerGateway | None:
+        """Listens for other machines if the settings say so.
 
         Raises:
             OSError: the address cannot be listened at.
         """
-        hosts = JoinedHosts(self.directory, _report)
-        try:
-            self._gateway = _native.Gateway(self.settings.join, _report)
-        except BaseException:
-            hosts.close()
-            raise
+        if not self.settings.gateway:
+            return None
+        return ControllerGateway(self.settings.gateway, self.directory, self._report)
+
+    def _accept_agents(self) -> JoinedHosts:
+        """Lets agents of other machines join; launches some where the settings say so.
+
+        Raises:
+            StartError: the engine that launches them is not there.
+        """
+        assert self._gateway is not None
+        launcher = open_launcher(self.settings, self._logs)
+        hosts = JoinedHosts(self.directory, self._report, self._logs)
         self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
         self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
-        token = self.directory / "host-token"
-        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(self._gateway.create_token("host", None) + "\n")
+        token = self._gateway.create_token("host", None)
+        self._gateway.write_host_token(token)
+        addresses, lease_s = self._gateway.addresses, self.settings.timeout_s
+        hosts.accept(Joining(addresses, token, lease_s, launcher))
         return hosts
 
+    def _report(self, text: str) -> None:
+        """Prints a sentence on what happens while the run is up."""
+        self._logs.add(text)
+        print(f"fairway: {text}", file=sys.stderr)
+
     @property
-    def joining(self) -> tuple[str, Path] | None:
-        """Where agents join, and the file with the token that they need; None if none can."""
-        if self._gateway is None:
-            return None
-        return self._gateway.address, self.directory / "host-token"
+    def gateway(self) -> ControllerGateway | None:
+        """The listener for other machines; None if there is none."""
+        return self._gateway
 
     def start(self) -> None:
         """Waits until all hosts are up; entering the context calls it."""
@@ -263,6 +278,7 @@ class Run:
                 self._gateway.close()
             if recorded:
                 self._read_records()
+            self._logs.close()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -419,10 +435,12 @@ class Run:
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
                     custom_calls=settings.custom_calls,
                     namespaces=namespaces,
+                    island=number,
                 ),
                 island.prefix_of(rank),
             )
             self._starts += 1
+        self._hosts.fill(number)
 
     def _separate(self, number: int, island: IslandSettings) -> tuple[str, ...]:
         """Gives an island whose hosts need no other network a namespace of its own."""
@@ -435,7 +453,7 @@ class Run:
         try:
             return self._hosts.separate(number)
         except NoNamespaceError as error:
-            _report(
+            self._report(
                 f"other users of this machine can reach collectives of island {number}: "
                 f"its hosts get no network of their own ({error}); allow unprivileged user "
                 "namespaces, give the island one host, or set private_network = false to say that "
@@ -508,10 +526,12 @@ class Run:
             if restarts:
                 arguments = (self._shapes[number],)
                 threading.Thread(target=self._restart, args=arguments, daemon=True).start()
-            else:
-                if process is not None and (ending := self._hosts.ending(number, process)):
-                    _report(f"host {number} has ended {ending}")
-                self._hosts.stop(number, process)
+                continue
+            if process is not None and (ending := self._hosts.ending(number, process)):
+                self._report(f"host {number} has ended {ending}")
+            self._hosts.stop(number, process)
+            if self._hosts.replaces:
+                self._replace(self._places[number][0])
 
     def _restart(self, island: IslandSettings) -> None:
         """Brings an island back that was removed because its client was lost."""
@@ -519,4 +539,33 @@ class Run:
             self.add_island(island)
         except StartError as error:
             if not self._closing.is_set():
-                _report(f"an island does not come back: {error}")
+                self._report(f"an island does not come back: {error}")
+
+    def _replace(self, number: int) -> None:
+        """Brings a lost island back on what its launcher finds, unless that is being done."""
+        states = {island["id"]: island["state"] for island in self._server.overview()["islands"]}
+        if states.get(number) == "lost" and number not in self._replacing:
+            self._replacing.add(number)
+            threading.Thread(target=self._bring_back, args=(number,), daemon=True).start()
+
+    def _bring_back(self, number: int) -> None:
+        deadline, said = time.monotonic() + REPLACE_S, ""
+        self._report(f"island {number} is lost; its hosts are started anew")
+        try:
+            while not self._closing.wait(REPLACE_EVERY_S):
+                try:
+                    back = self.add_island(self._shapes[number])
+                except StartError as error:
+                    if self._closing.is_set():
+                        return
+                    if time.monotonic() > deadline:
+                        self._report(f"island {number} stays lost: {error}")
+                        return
+                    if str(error) != said:
+                        said = str(error)
+                        self._report(f"island {number} does not come back yet: {said}")
+                else:
+                    self._report(f"island {back} is up again")
+                    return
+        finally:
+            self._replacing.discard(number)

@@ -49,6 +49,7 @@ class HostSettings:
         input_path: folders in which they are searched, before others.
         custom_calls: targets of custom calls that programs may make besides JAX's own.
         namespaces: files of the namespaces to enter, in this order.
+        island: number of its island, by which its output is found.
     """
 
     host: int
@@ -73,6 +74,7 @@ class HostSettings:
     input_path: tuple[str, ...] = ()
     custom_calls: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
+    island: int = 0
 
 
 def die_with_parent() -> None:

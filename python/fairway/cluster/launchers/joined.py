@@ -2,50 +2,87 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
-import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from fairway.cluster.agents import (
+    LINE_MAX,
     SERVICE,
+    AgentAccepted,
+    AgentHeartbeat,
     AgentHello,
     AgentRefused,
+    ControllerEnded,
     FromAgent,
     HostEnded,
-    LineReader,
+    HostOutput,
+    LeaseRenewed,
     StartHost,
     StopHost,
+    ToAgent,
     Versions,
-    send,
+    encoded,
+    read_message,
 )
+from fairway.cluster.launchers.launcher import AgentRequest, Launcher
+from fairway.cluster.logs import Logs
 from fairway.errors import AgentError, StartError
 from fairway.host.__main__ import HostSettings
 
-__all__ = ["JoinedHosts"]
+__all__ = ["JoinedHosts", "Joining"]
 
 HELLO_S = 10.0
 """Time within which an agent introduces itself."""
+BACKLOG = 1024
+UNSENT_MAX = 1 << 20
+"""Bytes that an agent may leave unread before its connection is closed."""
+CALL_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Joining:
+    """How agents join.
+
+    Attributes:
+        addresses: of the gateway, of which an agent tries all.
+        token: of role ``host``.
+        lease_s: time without a heartbeat after which an agent is gone.
+        launcher: starts agents; None where people do.
+    """
+
+    addresses: tuple[str, ...]
+    token: str
+    lease_s: float
+    launcher: Launcher | None = None
+
+    def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
+        """Returns the agents to start for hosts of one island."""
+        first, where = settings[0], ",".join(self.addresses)
+        arguments = ("host", "--join", where, "--island", str(first.island), "--token-file", "-")
+        return AgentRequest(first.island, len(settings), first.devices, arguments, self.token)
 
 
 class _Agent:
-    """An agent's connection."""
+    """An agent's connection; used by the loop's thread alone, but for what the lock protects."""
 
-    def __init__(self, connection: socket.socket, hello: AgentHello) -> None:
-        self.connection = connection
+    def __init__(self, writer: asyncio.StreamWriter, hello: AgentHello) -> None:
+        self._writer = writer
         self.hello = hello
         self.host: int | None = None
         self.ended: str | None = None
-        self.gone = False
 
-    def send(self, message: StartHost | StopHost | AgentRefused) -> bool:
-        try:
-            send(self.connection, message)
-        except OSError:
-            return False
-        return True
+    def send(self, message: ToAgent) -> None:
+        """Sends without waiting; an agent that does not read is closed."""
+        self._writer.write(encoded(message))
+        if self._writer.transport.get_write_buffer_size() > UNSENT_MAX:
+            self._writer.transport.abort()
 
 
 class JoinedHosts:
@@ -53,25 +90,50 @@ class JoinedHosts:
 
     Args:
         directory: the run's directory, where the gateway connects agents to a socket.
-        note: called with a sentence when an agent joins, is refused or leaves.
+        note: called with a sentence when an agent is refused or leaves.
+        logs: takes what hosts print.
     """
 
     start_timeout_s = 600.0
-    """Time within which agents must have joined and started their hosts."""
+    """Time within which agents have joined and started their hosts."""
 
-    def __init__(self, directory: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, note: Callable[[str], None], logs: Logs) -> None:
         self.path = directory / f"{SERVICE}.sock"
         self._note = note
+        self._logs = logs
+        self._joining: Joining | None = None
         self._lock = threading.Lock()
         self._closing = False
         self._idle: list[_Agent] = []
         self._agents: dict[int, _Agent] = {}
         """The agent that runs each host, or ran it last."""
+        self._started: dict[int, HostSettings] = {}
+        """What each host was started with last."""
         self._wanted: dict[int, HostSettings] = {}
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
-        self._listener.listen(1024)
-        threading.Thread(target=self._accept, daemon=True, name="fairway-agents").start()
+        self._failed: dict[int, str] = {}
+        """How a launched agent of an island ended before it had joined."""
+        self._expected: dict[int, int] = {}
+        """Agents of each island that were launched and have not joined yet."""
+        self._decoder = msgspec.json.Decoder(FromAgent)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="fairway-agents"
+        )
+        self._thread.start()
+        self._server = self._wait_for(
+            asyncio.start_unix_server(self._serve, self.path, limit=LINE_MAX, backlog=BACKLOG)
+        )
+
+    def accept(self, joining: Joining) -> None:
+        """Sets how agents join, before any host is started."""
+        self._joining = joining
+        if joining.launcher is not None:
+            self.start_timeout_s = joining.launcher.start_timeout_s
+
+    @property
+    def replaces(self) -> bool:
+        """Whether lost hosts are started again by their launcher."""
+        return self._joining is not None and self._joining.launcher is not None
 
     def separate(self, island: int) -> tuple[str, ...]:
         """Returns no namespaces: hosts of other machines have networks of their own."""
@@ -90,19 +152,49 @@ class JoinedHosts:
             self._wanted[settings.host] = settings
         self._match()
 
+    def fill(self, island: int) -> None:
+        """Launches agents for the hosts of an island that none has been found for.
+
+        Raises:
+            StartError: there are not as many machines, or their engine does not answer.
+        """
+        if self._joining is None or self._joining.launcher is None:
+            return
+        self._watch_launcher()
+        with self._lock:
+            self._failed.pop(island, None)
+            wanted = [one for one in self._wanted.values() if one.island == island]
+            missing = wanted[self._expected.get(island, 0) :]
+            self._expected[island] = max(len(wanted), self._expected.get(island, 0))
+        if missing:
+            self._joining.launcher.start(self._joining.request(missing))
+
     def check(self, hosts: Iterable[int] | None = None) -> None:
-        """Checks that hosts that were started have not ended.
+        """Checks that hosts that were started have not ended, and that their agents come.
 
         Raises:
             StartError: one has ended; the text has the end of its output.
         """
+        self._watch_launcher()
         with self._lock:
             for host in list(self._agents) if hosts is None else hosts:
                 agent = self._agents.get(host)
-                if agent is not None and host not in self._wanted and agent.ended is not None:
+                if host in self._wanted:
+                    if why := self._failed.get(self._wanted[host].island):
+                        raise StartError(f"host {host} does not start: {why}")
+                elif agent is not None and agent.ended is not None:
                     raise StartError(
                         f"host {host} on {agent.hello.machine} ended while starting, {agent.ended}"
                     )
+
+    def _watch_launcher(self) -> None:
+        if self._joining is None or self._joining.launcher is None:
+            return
+        for ending in self._joining.launcher.watch():
+            with self._lock:
+                if self._expected.get(ending.island, 0) > 0:
+                    self._expected[ending.island] -= 1
+                    self._failed[ending.island] = ending.text
 
     def missing(self) -> list[int]:
         """Returns the hosts for which no agent has joined."""
@@ -122,77 +214,135 @@ class JoinedHosts:
         with self._lock:
             agent = self._agents.get(host)
         if agent is not None and agent.host == host:
-            agent.send(StopHost())
+            self._soon(agent.send, StopHost())
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends all agents, and with them their hosts."""
         with self._lock:
+            if self._closing:
+                return
             self._closing = True
-            agents = [*self._agents.values(), *self._idle]
-            self._idle.clear()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-        for agent in agents:
-            with contextlib.suppress(OSError):
-                agent.connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(TimeoutError):
+            self._wait_for(self._end())
+        if self._joining is not None and self._joining.launcher is not None:
+            self._joining.launcher.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_S)
+        self._loop.close()
 
-    def _accept(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            serving = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-            serving.start()
+    async def _end(self) -> None:
+        self._server.close()
+        for agent in [*self._agents.values(), *self._idle]:
+            agent.send(ControllerEnded())
+        self._idle.clear()
+        await asyncio.sleep(0)  # what is sent goes out
+        serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
-    def _serve(self, connection: socket.socket) -> None:
-        """Serves an agent until its connection ends."""
-        with connection:
-            connection.settimeout(HELLO_S)
-            reader = LineReader(connection, FromAgent)
-            try:
-                hello = reader.read()
-            except (TimeoutError, AgentError):
-                return
-            if not isinstance(hello, AgentHello):
-                return
-            if remedy := hello.versions.remedy(Versions.here()):
-                self._note(f"an agent on {hello.machine} was refused: {remedy}")
-                with contextlib.suppress(OSError):
-                    send(connection, AgentRefused(remedy))
-                return
-            connection.settimeout(None)
-            agent = _Agent(connection, hello)
-            with self._lock:
-                if self._closing:
-                    return
-                self._idle.append(agent)
-            self._match()
-            try:
-                while (message := reader.read()) is not None:
-                    if isinstance(message, HostEnded):
+    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_S)
+
+    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves an agent until its connection or its lease ends."""
+        try:
+            agent = await self._admit(reader, writer)
+            if agent is not None:
+                await self._serve_admitted(agent, reader)
+        except asyncio.CancelledError:
+            pass  # the run ends; asyncio would report it as an error
+        finally:
+            writer.close()
+
+    async def _admit(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Agent | None:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = await read_message(reader, self._decoder)
+        except (TimeoutError, AgentError):
+            return None
+        if not isinstance(hello, AgentHello):
+            return None
+        agent = _Agent(writer, hello)
+        if remedy := hello.versions.remedy(Versions.here()):
+            self._note(f"an agent on {hello.machine} was refused: {remedy}")
+            agent.send(AgentRefused(remedy))
+            return None
+        with self._lock:
+            if self._closing or self._joining is None:
+                return None
+            if hello.island is not None and self._expected.get(hello.island, 0) > 0:
+                self._expected[hello.island] -= 1
+            agent.send(AgentAccepted(self._joining.lease_s))
+            self._idle.append(agent)
+        self._match_now()
+        return agent
+
+    async def _serve_admitted(self, agent: _Agent, reader: asyncio.StreamReader) -> None:
+        assert self._joining is not None
+        why = "with its agent, whose connection ended"
+        try:
+            while True:
+                async with asyncio.timeout(self._joining.lease_s):
+                    message = await read_message(reader, self._decoder)
+                match message:
+                    case AgentHeartbeat():
+                        agent.send(LeaseRenewed())
+                    case HostEnded():
                         self._ended(agent, message)
-            except AgentError as error:
-                self._note(f"the agent on {hello.machine} is left: {error}")
-            self._gone(agent)
+                    case HostOutput(host, text) if host == agent.host:
+                        self._logs.add(text, self._started[host].island, host)
+                    case None:
+                        return
+        except TimeoutError:
+            why = f"with its machine, which has not answered for {self._joining.lease_s:g} s"
+        except AgentError as error:
+            why = f"with its agent: {error}"
+        finally:
+            self._gone(agent, why)
 
     def _match(self) -> None:
+        self._soon(self._match_now)
+
+    def _match_now(self) -> None:
         """Gives hosts that wait for an agent to agents that wait for a host."""
-        while True:
-            with self._lock:
-                if self._closing or not self._idle or not self._wanted:
-                    return
-                host = min(self._wanted)
-                settings, agent = self._wanted.pop(host), self._idle.pop(0)
+        with self._lock:
+            if self._closing:
+                return
+            for host in sorted(self._wanted):
+                settings = self._wanted[host]
+                fits = (one for one in self._idle if one.hello.island in (None, settings.island))
+                if (agent := next(fits, None)) is None:
+                    continue
+                del self._wanted[host]
+                self._idle.remove(agent)
                 agent.host, agent.ended = host, None
                 self._agents[host] = agent
-            address = agent.hello.address
-            numeric = f"[{address}]" if ":" in address else address
-            settings = dataclasses.replace(settings, address=address, data=f"tcp:{numeric}:0")
-            if not agent.send(StartHost(dataclasses.asdict(settings))):
-                with self._lock:
-                    self._wanted.setdefault(host, settings)
+                self._started[host] = settings
+                agent.send(StartHost(dataclasses.asdict(self._settings_on(agent, settings))))
+
+    def _settings_on(self, agent: _Agent, settings: HostSettings) -> HostSettings:
+        """Returns the settings of a host on an agent's machine."""
+        address = agent.hello.address
+        numeric = f"[{address}]" if ":" in address else address
+        first = 0
+        if not agent.hello.selects_gpus:
+            # Its first GPU comes after those of other hosts of that machine.
+            beside = [
+                self._started[host].devices
+                for host, other in self._agents.items()
+                if other.host == host and other.hello.machine == agent.hello.machine
+            ]
+            first = sum(beside) - settings.devices
+        return dataclasses.replace(
+            settings, address=address, data=f"tcp:{numeric}:0", first_device=first
+        )
 
     def _ended(self, agent: _Agent, message: HostEnded) -> None:
         with self._lock:
@@ -200,12 +350,12 @@ class JoinedHosts:
                 return
             agent.ended, agent.host = message.how, None
             self._idle.append(agent)
-        self._match()
+        self._match_now()
 
-    def _gone(self, agent: _Agent) -> None:
+    def _gone(self, agent: _Agent, why: str) -> None:
         with self._lock:
             if agent in self._idle:
                 self._idle.remove(agent)
             if agent.host is not None and agent.ended is None:
-                agent.ended = "with its agent, whose connection ended"
+                agent.ended = why
                 agent.host = None

@@ -11,11 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 from fairway import children
 from fairway.cluster.admin import START_TIMEOUT_S
 from fairway.cluster.launchers.network import PrivateNetwork
+from fairway.cluster.logs import Logs, Outputs
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
 
@@ -23,6 +26,8 @@ __all__ = ["LocalHosts"]
 
 ENDING_S = 0.05
 """Time that a process may take to exit after its connections have closed."""
+OUTPUT_S = 1.0
+"""Time within which the output of an ended process is read; a child of it may keep it open."""
 FATAL = re.compile(r"^F\d{4} .*", re.MULTILINE)
 """XLA's message before it aborts its process; a stack trace follows."""
 
@@ -31,13 +36,18 @@ class LocalHosts:
     """The host processes of one run.
 
     Args:
-        log_directory: folder for each host's output, ``host-N.log``.
+        logs: takes what hosts print.
     """
 
     start_timeout_s = START_TIMEOUT_S
+    replaces = False
+    """Lost hosts stay lost: what has ended them may do so again."""
 
-    def __init__(self, log_directory: Path) -> None:
-        self._log_directory = log_directory
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._outputs = Outputs()
+        self._printed: dict[int, Event] = {}
+        """Set once all output of a host's latest process has been read."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._settings: dict[int, HostSettings] = {}
         # Hosts end with the thread that started them (PR_SET_PDEATHSIG in prctl(2)), so it must
@@ -68,22 +78,24 @@ class LocalHosts:
             StartError: there is no such command.
         """
         self.stop(settings.host)
-        log = self._log(settings.host).open("wb")
-        with log:
-            try:
-                process = self._starter.submit(
-                    subprocess.Popen,
-                    [*prefix, *children.command("fairway.host")],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=children.environment(),
-                    start_new_session=True,
-                ).result()
-            except OSError as error:
-                raise StartError(
-                    f"cannot start host {settings.host} with {' '.join(prefix)}: {error.strerror}"
-                ) from error
+        try:
+            process = self._starter.submit(
+                subprocess.Popen,
+                [*prefix, *children.command("fairway.host")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=children.environment(),
+                start_new_session=True,
+            ).result()
+        except OSError as error:
+            raise StartError(
+                f"cannot start host {settings.host} with {' '.join(prefix)}: {error.strerror}"
+            ) from error
+        assert process.stdout is not None
+        self._printed[settings.host] = self._outputs.follow(
+            process.stdout, partial(self._logs.add, island=settings.island, host=settings.host)
+        )
         self._processes[settings.host] = process
         self._settings[settings.host] = settings
         assert process.stdin is not None
@@ -107,6 +119,9 @@ class LocalHosts:
                     f"{self.last_words(host)}"
                 )
 
+    def fill(self, island: int) -> None:
+        """Starts what an island's hosts need besides :meth:`start`: nothing."""
+
     def missing(self) -> list[int]:
         """Returns the hosts that nothing has started: none."""
         return []
@@ -129,21 +144,15 @@ class LocalHosts:
         except subprocess.TimeoutExpired:
             return None
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        try:
-            words = self.last_words(host)
-            fatal = FATAL.search(self._log(host).read_text(errors="replace"))
-        except FileNotFoundError:
-            return how  # the run has ended
-        if fatal:
+        words = self.last_words(host)
+        if fatal := FATAL.search(self._logs.of_host(host)):
             words = f"{fatal[0]}\n{words}"
         return f"{how}; its last words:\n{words}" if words else how
 
     def last_words(self, host: int, lines: int = 15) -> str:
-        """Returns the last lines of a host's output."""
-        return "\n".join(self._log(host).read_text(errors="replace").splitlines()[-lines:])
-
-    def _log(self, host: int) -> Path:
-        return self._log_directory / f"host-{host}.log"
+        """Returns the last lines of an ended host's output."""
+        self._printed[host].wait(OUTPUT_S)
+        return "\n".join(self._logs.of_host(host).splitlines()[-lines:])
 
     def stop(self, host: int, process_id: int | None = None) -> None:
         """Ends one host at once (SIGKILL), even if it is stopped or hangs.
@@ -176,4 +185,5 @@ class LocalHosts:
             process.wait(max(0.1, deadline - time.monotonic()))
         for network in self._networks.values():
             network.close()
+        self._outputs.close()
         self._starter.shutdown(wait=False)

@@ -1,0 +1,35 @@
+"""Chooses the launcher that settings name."""
+
+from __future__ import annotations
+
+from fairway.cluster.launchers.launcher import Launcher
+from fairway.cluster.launchers.ray import RayLauncher
+from fairway.cluster.launchers.slurm import SlurmLauncher
+from fairway.cluster.launchers.ssh import SshLauncher, read_machines
+from fairway.cluster.logs import Logs
+from fairway.settings import Settings
+
+__all__ = ["open_launcher"]
+
+
+def open_launcher(settings: Settings, logs: Logs) -> Launcher | None:
+    """Returns the launcher of the setting ``on``; None if people start agents.
+
+    Args:
+        settings: of the run.
+        logs: takes what agents print.
+
+    Raises:
+        ConfigError: the machines cannot be read.
+        StartError: the engine is not there.
+    """
+    kind, _, rest = settings.on.partition(":")
+    match kind:
+        case "ssh":
+            return SshLauncher(read_machines(rest), logs)
+        case "slurm":
+            hosts = sum(island.hosts for island in settings.islands)
+            return SlurmLauncher(rest, hosts, settings.nodes, logs)
+        case "ray":
+            return RayLauncher(rest, settings.platform == "cuda", logs)
+    return None
