@@ -23,7 +23,9 @@ import pytest
 import wires
 
 from fairway.cluster import admin
+from fairway.cluster.logs import LogRecord
 from fairway.cluster.supervisor import Run
+from fairway.errors import NotRunningError
 from fairway.settings import Settings
 
 PREAMBLE = """
@@ -279,15 +281,26 @@ class Up:
 
     @property
     def directory(self) -> Path:
-        return self.directories[0]
+        """That of its run; connections to other clusters have directories of their own."""
+        return next(self._runtime.glob(f"fairway-*/run-{self.process.pid}-*"))
 
     def overview(self) -> dict[str, Any]:
         return admin.overview(self.directory)
 
+    def logs(self) -> list[LogRecord]:
+        """What controller and hosts have printed, as far as it is kept; nothing once it has ended."""
+        found: list[LogRecord] = []
+        with contextlib.suppress(NotRunningError, StopIteration):
+            while more := admin.read_logs(
+                self.directory, admin.ReadLogs(found[-1].number if found else 0)
+            ):
+                found += more
+        return found
+
     def panics(self) -> list[str]:
         """Lines in the logs of controller and hosts that report a broken invariant (panic)."""
-        logs = [self.errors, *(p for path in self.directories for p in path.glob("*.log"))]
-        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        lines = self.errors.read_text(errors="replace").splitlines()
+        lines += [record.text for record in self.logs()]
         marks = ("panicked", "Check failed", "Traceback", "Segmentation", "Fatal", "not spilled: I")
         return [line for line in lines if any(mark in line for mark in marks)]
 
@@ -452,13 +465,10 @@ def measured(record_property: Callable[[str, object], None]) -> Measured:
 def runtime() -> Iterator[Path]:
     """A runtime directory for sockets, isolated from other runs."""
     directory = Path(tempfile.mkdtemp(prefix="fw-"))
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = str(directory)
-    yield directory
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        patch.setenv("XDG_STATE_HOME", str(directory / "state"))
+        yield directory
     shutil.rmtree(directory, ignore_errors=True)
 
 

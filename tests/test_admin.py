@@ -19,16 +19,26 @@ from fairway.cluster.admin import (
     AdminAnswer,
     AdminRequest,
     AllocateSlice,
+    Caller,
+    CreateToken,
     Done,
     GetOverview,
     IslandAdded,
+    ListTokens,
+    LogsRead,
     OverviewAnswer,
+    ReadLogs,
     Refused,
     ReleaseSlice,
     RemoveIsland,
+    RevokeToken,
     SliceAllocated,
+    TokenCreated,
+    TokenInfo,
+    TokensListed,
 )
 from fairway.cluster.listener import CONNECTIONS_MAX, WAIT_S_MAX, AdminSocket
+from fairway.cluster.logs import LogRecord
 from fairway.errors import IslandError, NotRunningError, SliceError
 
 REQUESTS: dict[str, AdminRequest] = {
@@ -39,11 +49,23 @@ REQUESTS: dict[str, AdminRequest] = {
     '{"type":"release_slice","client":1,"devices":[4,5]}': ReleaseSlice(1, [4, 5]),
     '{"type":"add_island","hosts":1,"devices":4}': AddIsland(1, 4),
     '{"type":"remove_island","island":3,"force":true}': RemoveIsland(3, force=True),
+    '{"type":"create_token","role":"client","lifetime_s":60.0,"weight":2,"priority":-1}': (
+        CreateToken("client", 60.0, 2, -1)
+    ),
+    '{"type":"list_tokens"}': ListTokens(),
+    '{"type":"revoke_token","token":"00ff"}': RevokeToken("00ff"),
+    '{"type":"read_logs","after":7,"island":null,"host":3}': ReadLogs(7, None, 3),
 }
 ANSWERS: dict[str, AdminAnswer] = {
     '{"type":"overview","overview":{"cluster":null}}': OverviewAnswer({"cluster": None}),
     '{"type":"slice_allocated","devices":[0,1],"island":2}': SliceAllocated([0, 1], 2),
     '{"type":"island_added","island":3}': IslandAdded(3),
+    '{"type":"token_created","token":"fairway-host-..."}': TokenCreated("fairway-host-..."),
+    '{"type":"tokens_listed","tokens":[{"id":"00ff","role":"host","weight":1,"priority":0,'
+    '"expires_s":null}]}': TokensListed([TokenInfo("00ff", "host", 1, 0, None)]),
+    '{"type":"logs_read","records":[{"number":1,"time_s":2.5,"island":0,"host":3,"text":"a"}]}': (
+        LogsRead([LogRecord(1, 2.5, 0, 3, "a")])
+    ),
     '{"type":"done"}': Done(),
     '{"type":"refused","error":"there is none"}': Refused("there is none"),
 }
@@ -93,6 +115,10 @@ def exchange(path: Path, data: bytes) -> bytes:
         (b'{"type": "add_island", "hosts": 1, "devices": 1000000}\n', "devices"),
         (b'{"type": "add_island", "hosts": true, "devices": 1}\n', "Expected `int`"),
         (b'{"type": "remove_island", "island": 77}\n', "77"),
+        (b'{"type": "create_token", "role": "king"}\n', "Invalid enum value"),
+        (b'{"type": "create_token", "role": "host", "lifetime_s": -1}\n', "> 0"),
+        (b'{"type": "create_token", "role": "host"}\n', "has no gateway"),
+        (b'{"type": "read_logs", "after": -1}\n', "`int` >= 0"),
         (b"[" * 60_000 + b"\n", "cannot be understood"),
     ],
 )
@@ -124,8 +150,9 @@ class Slow:
     def __init__(self) -> None:
         self.allowed = threading.Event()
 
-    def answer(self, request: AdminRequest) -> AdminAnswer:
+    def answer(self, request: AdminRequest, caller: Caller) -> AdminAnswer:
         """Answers a request."""
+        assert caller == Caller(), "it comes from this machine"
         match request:
             case GetOverview():
                 return OverviewAnswer({"hosts": 1})
@@ -143,7 +170,7 @@ class Slow:
 def slow(directory: Path) -> Iterator[Slow]:
     """An admin socket of its own."""
     made = Slow()
-    listener = AdminSocket(directory, made.answer)
+    listener = AdminSocket(admin.socket_path(directory), made.answer)
     yield made
     made.allowed.set()
     listener.close()

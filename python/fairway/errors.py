@@ -57,6 +57,14 @@ class SliceError(FairwayError):
     """No island can hold a slice, or no controller answers the request for it."""
 
 
+class TokenError(FairwayError):
+    """A token cannot be made, listed or revoked."""
+
+
+class LogError(FairwayError):
+    """What was printed cannot be read."""
+
+
 class TopologyError(FairwayError):
     """A topology cannot be read, or is not of the kind that is needed."""
 

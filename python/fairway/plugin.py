@@ -114,6 +114,8 @@ def _connect() -> object:
     _accept_again()
     with _late_timers():
         client: Any = ifrt_proxy.get_client(target, options)
+    if refusal := getattr(client._get_all_devices()[0], "fairway_refusal", None):
+        raise RuntimeError(f"the controller refuses this client: {refusal}")
     _watch_connection(target)
     _answer_to(client.platform, client)
     _take_any_strides()

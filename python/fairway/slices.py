@@ -6,6 +6,7 @@ manager maps to physical devices, spreading slices over islands.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from fairway.cluster.admin import (
     allocate_slice,
     release_slice,
 )
+from fairway.cluster.registry import carried_directory
 from fairway.errors import NotRunningError, SliceError
 from fairway.settings import parse_size
 
@@ -79,7 +81,7 @@ def slice(
 
     Raises:
         SliceError: no island has that many devices with that much memory, or this process is not a
-            client of Fairway on the machine of its controller.
+            client of Fairway.
         ConfigError: ``memory`` is malformed.
 
     Example:
@@ -92,7 +94,8 @@ def slice(
             f"slices are of devices of Fairway, but JAX uses {first.platform!r} devices of this "
             "process; run the script with `fairway run`"
         )
-    directory = Path(str(first.controller_directory))
+    target = os.environ.get("JAX_BACKEND_TARGET", "")
+    directory = carried_directory(target) or Path(str(first.controller_directory))
     extents = [int(extent) for extent in shape]
     bytes_each = parse_size("memory", memory) if isinstance(memory, str) else memory
     if not all(1 <= extent <= NUMBER_MAX for extent in extents):

@@ -8,22 +8,33 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use run::identity::{LocalPeer, process_of};
+use run::ClientOrigin;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
+use transport::Peer;
+use transport::identity::{LocalPeer, process_of};
 
 /// Maximum number of concurrent sessions of a connection; clients use one.
 pub(crate) const SESSIONS: usize = 8;
 /// Concurrent searches of /proc, each of which occupies a thread for some milliseconds.
 static SEARCHES: Semaphore = Semaphore::const_new(2);
 
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ConnectionPeer {
+    /// A process of this machine.
+    Local(LocalPeer),
+    /// One of another machine, behind the gateway.
+    Carried(Peer),
+}
+
 /// The peer of a connection; each call of the connection carries it.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    peer: LocalPeer,
+    peer: ConnectionPeer,
     process: OnceCell<Option<u32>>,
     sessions: Arc<Semaphore>,
     established: AtomicBool,
@@ -35,7 +46,11 @@ pub(crate) struct Identity {
 impl Identity {
     /// Creates an identity. `pending` is held until a session is opened, `open` until the connection
     /// ends.
-    pub fn new(peer: LocalPeer, pending: OwnedSemaphorePermit, open: OwnedSemaphorePermit) -> Self {
+    pub fn new(
+        peer: ConnectionPeer,
+        pending: OwnedSemaphorePermit,
+        open: OwnedSemaphorePermit,
+    ) -> Self {
         Self {
             peer,
             process: OnceCell::new(),
@@ -46,14 +61,19 @@ impl Identity {
         }
     }
 
-    /// Returns the process that connected, if it can be found.
-    pub async fn process(&self) -> Option<u32> {
+    /// Returns where the client is: its process, if it can be found, or its machine.
+    pub async fn origin(&self) -> ClientOrigin {
+        let local = match self.peer {
+            ConnectionPeer::Local(peer) => peer,
+            ConnectionPeer::Carried(peer) => {
+                return ClientOrigin { process: None, peer: Some(peer) };
+            }
+        };
         let search = async || {
             let _turn = SEARCHES.acquire().await;
-            let peer = self.peer;
-            tokio::task::spawn_blocking(move || process_of(peer)).await.ok().flatten()
+            tokio::task::spawn_blocking(move || process_of(local)).await.ok().flatten()
         };
-        *self.process.get_or_init(search).await
+        ClientOrigin { process: *self.process.get_or_init(search).await, peer: None }
     }
 
     /// Returns a permit for one more session, to be held until it ends; `None` if there are too many.

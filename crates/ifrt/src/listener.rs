@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use run::World;
-use run::identity::{LocalPeer, Users, is_descriptor_shortage};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use transport::Peers;
+use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
 
-use crate::connection::{Identity, ProxyConnection};
+use crate::connection::{ConnectionPeer, Identity, ProxyConnection};
 
 use crate::buffers::Buffers;
 use crate::presentation::Presentation;
@@ -70,17 +71,22 @@ pub struct Listener {
     listener: TcpListener,
     address: String,
     users: Users,
+    peers: Peers,
 }
 
 impl Listener {
     /// Listens at `HOST:PORT` on the loopback interface, for these local users.
     ///
-    /// The stock client does not support TLS, so all other addresses are refused. Over Unix sockets it
-    /// sends the escaped path in place of a host name, which HTTP/2 servers refuse.
+    /// The stock client does not support TLS, so all other addresses are refused: clients of other
+    /// machines come through the gateway. Over Unix sockets the stock client sends the escaped path in
+    /// place of a host name, which HTTP/2 servers refuse.
+    ///
+    /// # Arguments
+    /// - `peers`: who is behind connections of the gateway.
     ///
     /// # Errors
     /// The address is malformed, not a loopback address, or in use.
-    pub async fn open(address: &str, users: Users) -> Result<Self, DoorError> {
+    pub async fn open(address: &str, users: Users, peers: Peers) -> Result<Self, DoorError> {
         let bind = |source| DoorError::Bind { address: address.to_owned(), source };
         let refuse = |reason: &str| DoorError::Address {
             address: address.to_owned(),
@@ -92,13 +98,13 @@ impl Listener {
             .map_err(|_| refuse("expected HOST:PORT with a numeric host"))?;
         if !place.ip().is_loopback() {
             return Err(refuse(
-                "JAX's client speaks no TLS, so only loopback addresses are safe; tunnel to reach \
-                 it from elsewhere",
+                "JAX's client speaks no TLS, so only loopback addresses are safe; clients of other \
+                 machines come through the gateway (`fairway up --gateway`)",
             ));
         }
         let listener = TcpListener::bind(place).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?.to_string();
-        Ok(Self { listener, address, users })
+        Ok(Self { listener, address, users, peers })
     }
 
     /// Returns the bound address, including its port.
@@ -121,7 +127,7 @@ impl Listener {
             .max_decoding_message_size(REQUEST_LIMIT)
             .max_encoding_message_size(REQUEST_LIMIT);
         let (sender, receiver) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, self.users, sender));
+        let accepting = tokio::spawn(accept(self.listener, (self.users, self.peers), sender));
         let served = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -160,7 +166,7 @@ fn connection_limit() -> usize {
 
 async fn accept(
     listener: TcpListener,
-    users: Users,
+    (users, peers): (Users, Peers),
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
 ) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
@@ -177,7 +183,10 @@ async fn accept(
                 continue;
             }
         };
-        let checked = check(&users, &stream, peer).await;
+        let checked = match peers.behind(peer) {
+            Some(peer) => Ok(ConnectionPeer::Carried(peer)),
+            None => check(&users, &stream, peer).await.map(ConnectionPeer::Local),
+        };
         let peer = match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
             Ok(peer) => peer,
             // A port probe: the peer has already closed the connection.

@@ -103,6 +103,16 @@ impl Presentation {
     }
 }
 
+/// Adds the reason why a client is refused to all devices, where the plugin finds it.
+pub(crate) fn refuse(init: &mut p::InitResponse, reason: &str) {
+    for device in &mut init.all_devices {
+        let reason = Value::StringValue(reason.to_owned().into());
+        let reason = p::attribute_map::Value { value: Some(reason) };
+        let attributes = device.attributes.get_or_insert_default();
+        attributes.attributes.insert("fairway_refusal".to_owned(), reason);
+    }
+}
+
 /// Attributes that JAX queries: exported programs may keep Shardy's shardings, and the stock client
 /// cannot serialize executables, so JAX does not try.
 fn client_attributes() -> p::AttributeMap {

@@ -7,18 +7,19 @@ use base::Status;
 use bytes::Bytes;
 use control::{Event, Share};
 use prost::Message;
-use run::World;
+use run::{ClientOrigin, World};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Streaming};
+use transport::{Peer, PeerRole};
 
 use crate::buffers::{Buffers, NoRoom, Reservation};
 use crate::connection::{Identity, SESSIONS};
 use crate::presentation::Presentation;
 use crate::proto as p;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
-use crate::session;
+use crate::session::{self, Admission};
 
 /// Supported versions of the protocol.
 pub(crate) const PROTOCOL: std::ops::RangeInclusive<i32> = 16..=25;
@@ -71,19 +72,38 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     }
 }
 
-/// Parses the scheduling weight and priority that a client requests.
-fn share(given: &p::AttributeMap) -> Result<Share, tonic::Status> {
+/// Returns the share that a client gets, and why it is not the one that it asks for.
+fn share(given: &p::AttributeMap, peer: Option<Peer>) -> (Share, Option<String>) {
+    let asked = match asked_share(given) {
+        Ok(share) => share,
+        Err(reason) => return (Share::default(), Some(reason)),
+    };
+    let Some(Peer { role: PeerRole::Client, grant, token, .. }) = peer else {
+        return (asked, None);
+    };
+    if asked.weight <= grant.weight && asked.priority <= grant.priority {
+        return (asked, None);
+    }
+    let refusal = format!(
+        "the client asks for weight {} and priority {}; token {token} grants at most {} and {}",
+        asked.weight, asked.priority, grant.weight, grant.priority
+    );
+    (Share { weight: grant.weight, priority: grant.priority }, Some(refusal))
+}
+
+/// Parses the scheduling weight and priority that a client asks for.
+fn asked_share(given: &p::AttributeMap) -> Result<Share, String> {
     use p::attribute_map::value::Value;
     let number = |name: &str, default: i64, allowed: std::ops::RangeInclusive<i64>| {
         let value = given.attributes.get(name).and_then(|value| value.value.as_ref());
         match value {
             None => Ok(default),
             Some(Value::Int64Value(number)) if allowed.contains(number) => Ok(*number),
-            Some(other) => Err(invalid(format!(
+            Some(other) => Err(format!(
                 "{name} is {other:?}; expected {} to {}",
                 allowed.start(),
                 allowed.end()
-            ))),
+            )),
         }
     };
     Ok(Share {
@@ -151,20 +171,21 @@ impl GrpcIfrtService for FrontDoor {
     ) -> Result<Response<Self::IfrtSessionStream>, tonic::Status> {
         let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
         check_version(&session.version.unwrap_or_default())?;
-        let share = share(&session.initialization_data.unwrap_or_default())?;
-        let (process, slot) = match request.extensions().get::<Arc<Identity>>() {
-            None => (None, None),
+        let (origin, slot) = match request.extensions().get::<Arc<Identity>>() {
+            None => (ClientOrigin::default(), None),
             Some(identity) => {
                 let slot = identity.open_session().ok_or_else(too_many_sessions)?;
-                (identity.process().await, Some(slot))
+                (identity.origin().await, Some(slot))
             }
         };
+        let given = session.initialization_data.unwrap_or_default();
+        let (share, refusal) = share(&given, origin.peer);
         self.world.until_up().await;
         let responses = session::serve(
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
-            (share, process, slot),
+            Admission { share, origin, refusal, place: slot },
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))

@@ -13,7 +13,7 @@ use control::{Event, Reply, Request, RequestId, Share};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
 use prost::Message;
-use run::World;
+use run::{ClientOrigin, World};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tonic::Streaming;
 
@@ -21,7 +21,7 @@ use crate::buffers::Buffers;
 use crate::decode::{self, Asked};
 use crate::encode::{self, Expected};
 use crate::limits;
-use crate::presentation::Presentation;
+use crate::presentation::{self, Presentation};
 use crate::proto as p;
 use crate::proto::ifrt_request::Request as Body;
 use crate::proto::ifrt_response::Response;
@@ -83,6 +83,18 @@ struct Session {
     /// Signalled when a response has been sent.
     answered: Notify,
     local: mpsc::UnboundedSender<Local>,
+    refusal: Option<String>,
+}
+
+/// Who opens a session, and with what.
+pub(crate) struct Admission {
+    pub share: Share,
+    pub origin: ClientOrigin,
+    /// Why the client is refused what it asks for. The description of devices says so: a stock client
+    /// whose session fails at once tries for two minutes, and reports no reason.
+    pub refusal: Option<String>,
+    /// Held until the session ends.
+    pub place: Option<OwnedSemaphorePermit>,
 }
 
 /// Responses to the client.
@@ -93,18 +105,18 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
-    (share, process, place): (Share, Option<u32>, Option<OwnedSemaphorePermit>),
+    Admission { share, origin, refusal, place }: Admission,
     requests: Streaming<p::IfrtRequest>,
 ) -> ResponseStream {
     let (replies, answered) = mpsc::unbounded_channel();
     let (local, locally) = mpsc::unbounded_channel();
     let (sender, receiver) = mpsc::channel(RESPONSES);
-    let client = world.join_client(replies, share, process);
+    let client = world.join_client(replies, share, origin);
     let key = buffers.open(client);
     let open = Mutex::default();
     let done = Notify::new();
     let session =
-        Session { world, buffers, presentation, client, key, open, answered: done, local };
+        Session { world, buffers, presentation, client, key, open, answered: done, local, refusal };
     let session = Arc::new(session);
     tokio::spawn(session.clone().answer(answered, locally, sender.clone()));
     tokio::spawn(async move {
@@ -213,7 +225,11 @@ impl Session {
     fn here(&self, asked: &Asked) -> Result<Response, Status> {
         let response = match asked {
             Asked::Init => {
-                let init = self.world.inspect(|c| self.presentation.init(c, self.key, self.client));
+                let describe = |c: &_| self.presentation.init(c, self.key, self.client);
+                let mut init = self.world.inspect(describe);
+                if let Some(reason) = &self.refusal {
+                    presentation::refuse(&mut init, reason);
+                }
                 Response::InitResponse(init)
             }
             Asked::DeviceAssignment { replicas, partitions } => {

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyPermissionError, PyValueError};
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 use transport::{
-    Authority, Carrier, Gateway, PeerRole, Refusal, Remote, Service, ServiceAddress, Token,
-    TokenId, Tokens, TransportError,
+    Authority, Carrier, Gateway, Grant, PeerRole, Peers, Refusal, Remote, Service, ServiceAddress,
+    StoredToken, Token, TokenId, Tokens, TransportError,
 };
 
 use crate::{os_error, wrong};
@@ -39,6 +39,60 @@ fn runtime() -> PyResult<Runtime> {
     builder.build().map_err(os_error)
 }
 
+/// Who is behind the connections of a gateway; a server asks it of its clients.
+#[pyclass(frozen, module = "fairway._native")]
+pub(crate) struct CarriedPeers(pub Peers);
+
+#[pymethods]
+impl CarriedPeers {
+    #[new]
+    fn new() -> Self {
+        Self(Peers::default())
+    }
+}
+
+/// A token as its controller keeps it, with its secret.
+#[derive(Clone, FromPyObject, IntoPyObject)]
+pub(crate) struct TokenEntry {
+    #[pyo3(item)]
+    id: String,
+    #[pyo3(item)]
+    role: String,
+    #[pyo3(item)]
+    weight: u32,
+    #[pyo3(item)]
+    priority: i32,
+    /// Seconds since 1970.
+    #[pyo3(item)]
+    expires_s: Option<f64>,
+    #[pyo3(item)]
+    secret: String,
+}
+
+impl TokenEntry {
+    fn of(token: &StoredToken) -> Self {
+        let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            id: token.id.to_string(),
+            role: token.role.name().to_owned(),
+            weight: token.grant.weight,
+            priority: token.grant.priority,
+            expires_s: token.expires.map(|time| since(time).as_secs_f64()),
+            secret: token.secret(),
+        }
+    }
+
+    fn restore(&self) -> PyResult<StoredToken> {
+        let time = |seconds| -> PyResult<SystemTime> {
+            Ok(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).map_err(wrong)?)
+        };
+        let named = (self.id.parse::<TokenId>().map_err(failed)?, role(&self.role)?);
+        let grant = Grant { weight: self.weight, priority: self.priority };
+        let expires = self.expires_s.map(time).transpose()?;
+        StoredToken::restore(named, grant, expires, &self.secret).map_err(failed)
+    }
+}
+
 /// The controller's listener for other machines.
 #[pyclass(frozen, name = "Gateway", module = "fairway._native")]
 pub(crate) struct PyGateway {
@@ -50,12 +104,25 @@ pub(crate) struct PyGateway {
 
 #[pymethods]
 impl PyGateway {
-    /// Listens at a host and port; `refused` is called with a sentence on each refused connection.
+    /// Listens at a host and port.
+    ///
+    /// `refused` is called with a sentence on each refused connection, and `peers` get those behind
+    /// connections to TCP services. `authority` is what [`Self::authority`] returned before; None makes
+    /// a new one.
     #[new]
-    fn new(py: Python<'_>, address: &str, refused: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (address, refused, peers, authority=None))]
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        refused: Py<PyAny>,
+        peers: &CarriedPeers,
+        authority: Option<&str>,
+    ) -> PyResult<Self> {
+        let peers = peers.0.clone();
         py.detach(|| {
             let runtime = runtime()?;
-            let authority = Authority::create().map_err(failed)?;
+            let authority = authority.map_or_else(Authority::create, Authority::from_pem);
+            let authority = authority.map_err(failed)?;
             let tokens = Arc::new(Tokens::default());
             let report = move |refusal: Refusal| {
                 Python::attach(|py| {
@@ -64,7 +131,7 @@ impl PyGateway {
                     }
                 });
             };
-            let opening = Gateway::open(address, &authority, tokens.clone(), report);
+            let opening = Gateway::open(address, &authority, tokens.clone(), peers, report);
             let gateway = runtime.block_on(opening).map_err(failed)?;
             let address = gateway.address().to_string();
             Ok(Self { authority, tokens, address, open: Mutex::new(Some((gateway, runtime))) })
@@ -77,14 +144,22 @@ impl PyGateway {
         &self.address
     }
 
-    /// Offers a service to a role: `unix:PATH`, or `tcp:ADDRESS:PORT` of the loopback interface.
+    /// Certificate and private key of its authority, as text.
+    #[getter]
+    fn authority(&self) -> String {
+        self.authority.to_pem()
+    }
+
+    /// Offers a service to a role: `unix:PATH`, `announced:PATH` where a line comes first that says who
+    /// the peer is, or `tcp:ADDRESS:PORT` of the loopback interface.
     fn offer(&self, name: &str, role_name: &str, address: &str) -> PyResult<()> {
         let address = match address.split_once(':') {
             Some(("unix", path)) => ServiceAddress::Unix(PathBuf::from(path)),
+            Some(("announced", path)) => ServiceAddress::Announced(PathBuf::from(path)),
             Some(("tcp", place)) => {
                 ServiceAddress::Tcp(place.parse::<SocketAddr>().map_err(wrong)?)
             }
-            _ => return Err(PyValueError::new_err("expected unix:PATH or tcp:ADDRESS:PORT")),
+            _ => return Err(PyValueError::new_err("expected unix:, announced: or tcp:")),
         };
         if let Some((gateway, _)) = &*self.open.lock() {
             gateway.offer(name, Service { role: role(role_name)?, address });
@@ -93,14 +168,34 @@ impl PyGateway {
     }
 
     /// Makes a token; `lifetime_s` is None for one that is valid until it is revoked.
-    fn create_token(&self, role_name: &str, lifetime_s: Option<f64>) -> PyResult<String> {
+    #[pyo3(signature = (role_name, lifetime_s, weight=1, priority=0))]
+    fn create_token(
+        &self,
+        role_name: &str,
+        lifetime_s: Option<f64>,
+        weight: u32,
+        priority: i32,
+    ) -> PyResult<String> {
         let lifetime = lifetime_s.map(Duration::try_from_secs_f64).transpose().map_err(wrong)?;
-        Ok(self.tokens.create(role(role_name)?, &self.authority, lifetime).to_string())
+        let (role, grant) = (role(role_name)?, Grant { weight, priority });
+        Ok(self.tokens.create(role, &self.authority, grant, lifetime).to_string())
     }
 
-    /// Makes a token invalid, given its id; returns whether it was valid.
+    /// The tokens that are valid, with their secrets.
+    fn tokens(&self) -> Vec<TokenEntry> {
+        self.tokens.all().iter().map(TokenEntry::of).collect()
+    }
+
+    /// Admits a token that [`Self::tokens`] returned before.
+    fn keep_token(&self, token: TokenEntry) -> PyResult<()> {
+        self.tokens.keep(token.restore()?);
+        Ok(())
+    }
+
+    /// Makes a token invalid, given its id, and closes its connections; returns whether it was valid.
     fn revoke_token(&self, token: &str) -> PyResult<bool> {
-        Ok(self.tokens.revoke(token.parse::<TokenId>().map_err(failed)?))
+        let token = token.parse::<TokenId>().map_err(failed)?;
+        Ok(self.open.lock().as_ref().is_some_and(|(gateway, _)| gateway.revoke(token)))
     }
 
     /// Closes the listener and all of its connections.
@@ -152,6 +247,19 @@ impl PyRemote {
             let _inside = runtime.enter();
             carriers.push(self.remote.carry_unix(&path, service).map_err(failed)?);
             Ok(())
+        })
+    }
+
+    /// Listens at a free port of the loopback interface, and carries connections of this user to a
+    /// service until this is closed; returns `HOST:PORT`.
+    fn carry_tcp(&self, py: Python<'_>, service: &str) -> PyResult<String> {
+        py.detach(|| {
+            let mut open = self.open.lock();
+            let Some((carriers, runtime)) = &mut *open else { return Err(closed()) };
+            let (carrier, address) =
+                runtime.block_on(self.remote.carry_tcp(service)).map_err(failed)?;
+            carriers.push(carrier);
+            Ok(address.to_string())
         })
     }
 

@@ -15,10 +15,13 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use run::channel::{CONTROLLER, DataPlane};
-use run::{HostConnection, ProcessAction, World};
+use run::{ClientConnection, ProcessAction, World};
 use tokio::sync::{mpsc, watch};
 use topology::{Cluster, IslandSpec};
+use transport::Peers;
+use transport::identity::Users;
 
+use crate::gateway::CarriedPeers;
 use crate::{os_error, status_error};
 
 /// A running controller with its client listener.
@@ -29,6 +32,7 @@ pub(crate) struct Server {
     stopped: Mutex<mpsc::UnboundedReceiver<ProcessAction>>,
     end: watch::Sender<bool>,
     address: String,
+    peers: Peers,
 }
 
 #[pymethods]
@@ -64,16 +68,17 @@ impl Server {
                 directory: directory.to_string_lossy().into_owned(),
             };
             let (end, ended) = watch::channel(false);
+            let peers = Peers::default();
             let address = runtime.block_on(open(
                 world.clone(),
-                (&listen, run::identity::Users::owner_and(&users)),
+                (&listen, Users::owner_and(&users), peers.clone()),
                 &directory,
                 token,
                 presentation,
                 ended,
             ))?;
             let runtime = Mutex::new(Some(runtime));
-            Ok(Self { world, runtime, stopped: Mutex::new(stopped), end, address })
+            Ok(Self { world, runtime, stopped: Mutex::new(stopped), end, address, peers })
         })
     }
 
@@ -81,6 +86,12 @@ impl Server {
     #[getter]
     fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Who is behind connections of the gateway, for [`crate::gateway::PyGateway`].
+    #[getter]
+    fn peers(&self) -> CarriedPeers {
+        CarriedPeers(self.peers.clone())
     }
 
     /// Returns whether all hosts have joined.
@@ -207,7 +218,7 @@ fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
 
 async fn open(
     world: Arc<World>,
-    (listen, users): (&str, run::identity::Users),
+    (listen, users, peers): (&str, Users, Peers),
     directory: &std::path::Path,
     token: String,
     presentation: ifrt::Presentation,
@@ -215,10 +226,11 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token));
-    let listener = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
-        ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
-        ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
-    })?;
+    let listener =
+        ifrt::Listener::open(listen, users, peers).await.map_err(|error| match error {
+            ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
+            ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
+        })?;
     let address = listener.address().to_owned();
     tokio::spawn(World::tick(Arc::downgrade(&world)));
     tokio::spawn(async move {
@@ -247,7 +259,7 @@ fn raise_file_limit() {
 fn overview<'py>(
     py: Python<'py>,
     seen: &Overview,
-    connections: &[HostConnection],
+    connections: &[ClientConnection],
 ) -> PyResult<Bound<'py, PyDict>> {
     let whole = PyDict::new(py);
     whole.set_item("plans", entries(py, &seen.plans, plan_entry)?)?;
@@ -300,10 +312,13 @@ fn host_entry(entry: &Bound<'_, PyDict>, host: &HostOverview) -> PyResult<()> {
 fn client_entry(
     entry: &Bound<'_, PyDict>,
     client: &ClientOverview,
-    connection: Option<&HostConnection>,
+    connection: Option<&ClientConnection>,
 ) -> PyResult<()> {
     entry.set_item("id", client.id.0)?;
-    entry.set_item("process", connection.and_then(|connection| connection.process))?;
+    let origin = connection.map(|connection| connection.origin).unwrap_or_default();
+    entry.set_item("process", origin.process)?;
+    entry.set_item("machine", origin.peer.map(|peer| peer.address.ip().to_string()))?;
+    entry.set_item("token", origin.peer.map(|peer| peer.token.to_string()))?;
     entry.set_item("connected_s", connection.map(|c| c.age.as_secs_f64()))?;
     entry.set_item("buffers", client.buffers)?;
     entry.set_item("bytes", client.bytes.0)?;

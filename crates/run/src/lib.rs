@@ -2,9 +2,8 @@
 
 pub mod channel;
 pub mod enforcer;
-pub mod identity;
 mod link;
 mod world;
 
 pub use link::accept_hosts;
-pub use world::{HostConnection, INLINE_BYTES, ProcessAction, Replies, World};
+pub use world::{ClientConnection, ClientOrigin, INLINE_BYTES, ProcessAction, Replies, World};

@@ -14,6 +14,7 @@ use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
+use transport::Peer;
 
 use crate::channel::{CONTROLLER, DataPlane};
 
@@ -38,17 +39,26 @@ pub(crate) struct CommandQueue {
 /// A connected client.
 struct Session {
     replies: Replies,
-    process: Option<u32>,
+    origin: ClientOrigin,
     since: Instant,
 }
 
-/// A client's connection: its process and age.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostConnection {
-    /// The client.
-    pub client: ClientId,
+/// Where a client is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientOrigin {
     /// Its process id, if it is a local process of this user.
     pub process: Option<u32>,
+    /// Its token and machine, if it came through the gateway.
+    pub peer: Option<Peer>,
+}
+
+/// A client's connection: where it is, and its age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientConnection {
+    /// The client.
+    pub client: ClientId,
+    /// Where it is.
+    pub origin: ClientOrigin,
     /// Time since it connected.
     pub age: Duration,
 }
@@ -152,12 +162,12 @@ impl World {
         drop(up.wait_for(|&up| up).await);
     }
 
-    /// Registers a client whose replies go to `replies`; `process` is its process id, if known.
-    pub fn join_client(&self, replies: Replies, share: Share, process: Option<u32>) -> ClientId {
+    /// Registers a client whose replies go to `replies`.
+    pub fn join_client(&self, replies: Replies, share: Share, origin: ClientOrigin) -> ClientId {
         let mut state = self.state.lock();
         let client = ClientId(state.next_client);
         state.next_client += 1;
-        state.sessions.insert(client, Session { replies, process, since: Instant::now() });
+        state.sessions.insert(client, Session { replies, origin, since: Instant::now() });
         self.step(&mut state, Event::ClientJoined { client, share });
         client
     }
@@ -171,14 +181,14 @@ impl World {
     }
 
     /// Returns the connected clients, ordered by number.
-    pub fn connections(&self) -> Vec<HostConnection> {
+    pub fn connections(&self) -> Vec<ClientConnection> {
         let state = self.state.lock();
-        let mut found: Vec<HostConnection> = state
+        let mut found: Vec<ClientConnection> = state
             .sessions
             .iter()
-            .map(|(&client, session)| HostConnection {
+            .map(|(&client, session)| ClientConnection {
                 client,
-                process: session.process,
+                origin: session.origin,
                 age: session.since.elapsed(),
             })
             .collect();

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
 use ring::digest;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
     SignatureScheme,
@@ -19,10 +20,15 @@ use crate::TransportError;
 
 /// The name in a controller's certificate, whatever its address.
 const NAME: &str = "controller.fairway.internal";
+/// The end of a certificate's text.
+const END: &str = "-----END CERTIFICATE-----";
 
 /// A controller's own certificate authority.
 pub struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    /// The same as text.
+    pem: String,
 }
 
 impl Authority {
@@ -31,17 +37,36 @@ impl Authority {
     /// # Errors
     /// The system makes no keys.
     pub fn create() -> Result<Self, TransportError> {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().map_err(failed)?);
-        Ok(Self { issuer: issuer.map_err(failed)? })
+        let key = KeyPair::generate().map_err(failed)?;
+        let certificate = parameters().self_signed(&key).map_err(failed)?;
+        let (pem, certificate) = (certificate.pem(), certificate.der().clone());
+        Ok(Self { issuer: Issuer::new(parameters(), key), certificate, pem })
+    }
+
+    /// Restores one from what [`Self::to_pem`] returned.
+    ///
+    /// # Errors
+    /// The text has no certificate, or no private key.
+    pub fn from_pem(text: &str) -> Result<Self, TransportError> {
+        let malformed = |error| {
+            TransportError::Certificate(format!("the authority's file is malformed: {error}"))
+        };
+        let certificate = CertificateDer::from_pem_slice(text.as_bytes()).map_err(malformed)?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes()).map_err(malformed)?;
+        let key = KeyPair::try_from(&key).map_err(failed)?;
+        let pem = text.split_inclusive(END).next().unwrap_or_default().to_owned() + "\n";
+        Ok(Self { issuer: Issuer::new(parameters(), key), certificate, pem })
+    }
+
+    /// Returns its certificate and private key as text (PEM), for a file of the owner alone.
+    pub fn to_pem(&self) -> String {
+        format!("{}{}", self.pem, self.issuer.key().serialize_pem())
     }
 
     /// Returns the SHA-256 digest of its certificate.
     pub(crate) fn pin(&self) -> [u8; digest::SHA256_OUTPUT_LEN] {
-        let der = self.issuer.der();
-        digest::digest(&digest::SHA256, der).as_ref().try_into().expect("digests have this size")
+        let digest = digest::digest(&digest::SHA256, &self.certificate);
+        digest.as_ref().try_into().expect("digests have this size")
     }
 
     /// Returns the configuration of a listener: TLS 1.3, with a certificate of this authority.
@@ -50,7 +75,7 @@ impl Authority {
         let mut params = CertificateParams::new(vec![NAME.to_owned()]).map_err(failed)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let leaf = params.signed_by(&key, &self.issuer).map_err(failed)?;
-        let chain = vec![leaf.der().clone(), self.issuer.der().clone()];
+        let chain = vec![leaf.der().clone(), self.certificate.clone()];
         let key = PrivateKeyDer::try_from(key.serialize_der())
             .map_err(|error| TransportError::Certificate(error.to_owned()))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -61,6 +86,14 @@ impl Authority {
             .with_single_cert(chain, key);
         config.map(Arc::new).map_err(|error| TransportError::Certificate(error.to_string()))
     }
+}
+
+/// Returns what certificates of authorities say; all but the key is the same in all of them.
+fn parameters() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params
 }
 
 fn failed(error: rcgen::Error) -> TransportError {

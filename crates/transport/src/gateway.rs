@@ -6,20 +6,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::token::{BINDING, LABEL};
-use crate::{Authority, PeerRole, Tokens, TransportError};
+use crate::{Authority, Peer, PeerRole, Peers, TokenId, Tokens, TransportError};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -33,6 +33,8 @@ const SILENT: Duration = Duration::from_secs(6);
 const KEEPALIVE_RETRIES: u32 = 4;
 /// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 256;
+/// Bytes that are copied at a time in each direction.
+const COPIED: usize = 256 << 10;
 /// What a request begins with.
 const VERSION: &str = "fairway/1";
 
@@ -41,7 +43,9 @@ const VERSION: &str = "fairway/1";
 pub enum ServiceAddress {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A port of the loopback interface.
+    /// A Unix socket where a line comes first that says who the peer is, as [`Peer`] is printed.
+    Announced(PathBuf),
+    /// A port of the loopback interface; the service asks [`Peers`] who is there.
     Tcp(SocketAddr),
 }
 
@@ -73,9 +77,25 @@ impl fmt::Display for Refusal {
 struct Shared {
     tls: TlsAcceptor,
     tokens: Arc<Tokens>,
+    peers: Peers,
     services: RwLock<BTreeMap<String, Service>>,
+    serving_by: Mutex<BTreeMap<TokenId, Vec<AbortHandle>>>,
     serving: Semaphore,
     refused: Box<dyn Fn(Refusal) + Send + Sync>,
+}
+
+impl Shared {
+    fn serving_by(&self) -> MutexGuard<'_, BTreeMap<TokenId, Vec<AbortHandle>>> {
+        self.serving_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the current task serves a token, so that it ends when the token is revoked.
+    fn note_serving(&self, token: TokenId, task: AbortHandle) {
+        let mut serving = self.serving_by();
+        let tasks = serving.entry(token).or_default();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
 }
 
 /// A listener that is open as long as the value lives.
@@ -90,6 +110,7 @@ impl Gateway {
     ///
     /// # Arguments
     /// - `address`: host and port; port 0 takes any that is free.
+    /// - `peers`: where services find who their peers are.
     /// - `refused`: called for each connection that is refused.
     ///
     /// # Errors
@@ -98,6 +119,7 @@ impl Gateway {
         address: &str,
         authority: &Authority,
         tokens: Arc<Tokens>,
+        peers: Peers,
         refused: impl Fn(Refusal) + Send + Sync + 'static,
     ) -> Result<Self, TransportError> {
         let tls: Arc<ServerConfig> = authority.listener()?;
@@ -107,7 +129,9 @@ impl Gateway {
         let shared = Arc::new(Shared {
             tls: TlsAcceptor::from(tls),
             tokens,
+            peers,
             services: RwLock::default(),
+            serving_by: Mutex::default(),
             serving: Semaphore::new(CONNECTIONS_MAX),
             refused: Box::new(refused),
         });
@@ -124,6 +148,15 @@ impl Gateway {
     pub fn offer(&self, name: &str, service: Service) {
         let mut services = self.shared.services.write().unwrap_or_else(PoisonError::into_inner);
         services.insert(name.to_owned(), service);
+    }
+
+    /// Makes a token invalid and closes its connections; returns whether it was known.
+    pub fn revoke(&self, token: TokenId) -> bool {
+        let known = self.shared.tokens.revoke(token);
+        for connection in self.shared.serving_by().remove(&token).unwrap_or_default() {
+            connection.abort();
+        }
+        known
     }
 }
 
@@ -183,7 +216,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
     if decided.swap(true, Ordering::Relaxed) {
         return; // it was evicted
     }
-    let (mut stream, service) = match proved {
+    let (mut stream, peer, service) = match proved {
         Ok(Ok(found)) => found,
         Ok(Err(reason)) => return refuse(reason),
         Err(_) => return refuse(format!("it proved no token within {} s", HANDSHAKE.as_secs())),
@@ -192,11 +225,49 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
         let _ = answer(&mut stream, "refused too many connections\n").await;
         return refuse("too many connections".to_owned());
     };
-    // Either end may close or vanish at any time; the other end is closed then.
-    let _ = match service {
+    let serving = shared.clone();
+    let connection = tokio::spawn(async move { carry(stream, peer, service, &serving).await });
+    let _end = EndWith(connection.abort_handle());
+    shared.note_serving(peer.token, connection.abort_handle());
+    let _ = connection.await;
+}
+
+/// Ends a task when it is dropped.
+struct EndWith(AbortHandle);
+
+impl Drop for EndWith {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Connects a peer to a service until either end closes or vanishes.
+async fn carry(
+    stream: TlsStream<TcpStream>,
+    peer: Peer,
+    service: ServiceAddress,
+    shared: &Shared,
+) -> io::Result<()> {
+    match service {
         ServiceAddress::Unix(path) => join(stream, UnixStream::connect(path).await).await,
-        ServiceAddress::Tcp(address) => join(stream, TcpStream::connect(address).await).await,
-    };
+        ServiceAddress::Announced(path) => {
+            let mut service = UnixStream::connect(path).await;
+            if let Ok(service) = &mut service {
+                service.write_all(format!("{peer}\n").as_bytes()).await?;
+            }
+            join(stream, service).await
+        }
+        ServiceAddress::Tcp(address) => {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            socket.bind(SocketAddr::new(address.ip(), 0))?;
+            let _recorded = shared.peers.record(socket.local_addr()?, peer);
+            let service = socket.connect(address).await;
+            if let Ok(service) = &service {
+                service.set_nodelay(true)?;
+            }
+            join(stream, service).await
+        }
+    }
 }
 
 /// Connects a peer to a service.
@@ -207,8 +278,7 @@ async fn join(
     match service {
         Ok(mut service) => {
             answer(&mut peer, "ok\n").await?;
-            tokio::io::copy_bidirectional(&mut peer, &mut service).await?;
-            Ok(())
+            copy(&mut peer, &mut service).await
         }
         Err(error) => {
             answer(&mut peer, "refused the service has ended\n").await?;
@@ -217,22 +287,32 @@ async fn join(
     }
 }
 
+/// Copies in both directions until both have ended, or one has failed.
+pub(crate) async fn copy(
+    one: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    other: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> io::Result<()> {
+    tokio::io::copy_bidirectional_with_sizes(one, other, COPIED, COPIED).await?;
+    Ok(())
+}
+
 /// Returns the connection once its peer has proved a token that admits it to the service.
 async fn prove(
     stream: TcpStream,
     shared: &Shared,
-) -> Result<(TlsStream<TcpStream>, ServiceAddress), String> {
+) -> Result<(TlsStream<TcpStream>, Peer, ServiceAddress), String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     keep_alive(&stream).map_err(|error| error.to_string())?;
+    let address = stream.peer_addr().map_err(|error| error.to_string())?;
     let mut stream = shared.tls.accept(stream).await.map_err(|error| format!("no TLS: {error}"))?;
     let request = read_line(&mut stream).await.map_err(|error| format!("no request: {error}"))?;
     let binding = stream.get_ref().1.export_keying_material([0; BINDING], LABEL, None);
     let found = match binding {
-        Ok(binding) => admit(&request, &binding, shared),
+        Ok(binding) => admit(&request, address, &binding, shared),
         Err(error) => Err(error.to_string()),
     };
     match found {
-        Ok(address) => Ok((stream, address)),
+        Ok((peer, service)) => Ok((stream, peer, service)),
         Err(reason) => {
             let _ = answer(&mut stream, &format!("refused {reason}\n")).await;
             Err(reason)
@@ -254,9 +334,10 @@ pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 /// Returns the service that a request asks for, if its token admits it.
 fn admit(
     request: &str,
+    address: SocketAddr,
     binding: &[u8; BINDING],
     shared: &Shared,
-) -> Result<ServiceAddress, String> {
+) -> Result<(Peer, ServiceAddress), String> {
     let parts: Vec<&str> = request.split(' ').collect();
     let [version, id, proof, service] = parts[..] else {
         return Err(format!("expected {VERSION}, a token's id, a proof and a service"));
@@ -268,10 +349,13 @@ fn admit(
         ));
     }
     let id = id.parse().map_err(|_| "the token's id is malformed")?;
-    let role = shared.tokens.check(id, proof, binding)?;
+    let (role, grant) = shared.tokens.check(id, proof, binding)?;
+    let peer = Peer { address, token: id, role, grant };
     let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
     match services.get(service) {
-        Some(Service { role: wanted, address }) if role.includes(*wanted) => Ok(address.clone()),
+        Some(Service { role: wanted, address }) if role.includes(*wanted) => {
+            Ok((peer, address.clone()))
+        }
         Some(Service { role: wanted, .. }) => Err(format!(
             "{service} is for tokens of role {}; token {id} has role {}",
             wanted.name(),

@@ -6,15 +6,20 @@
 //! is the other end. A token names the authority by its digest, so that a peer needs nothing else.
 //!
 //! A proof is bound to its TLS session. What one peer has sent is of no use to another.
+//!
+//! Connections within a machine need none of that: [`identity`] asks the kernel who is there.
 
 mod authority;
 mod error;
 mod gateway;
+pub mod identity;
+mod peers;
 mod remote;
 mod token;
 
 pub use authority::Authority;
 pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
+pub use peers::{Peer, Peers};
 pub use remote::{Carrier, Remote};
-pub use token::{PeerRole, Token, TokenId, Tokens};
+pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};

@@ -1,19 +1,22 @@
 //! The other end of a gateway: connections to a controller on another machine.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpStream, UnixListener};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::authority::{server_name, trusting};
-use crate::gateway::{keep_alive, read_line, request};
+use crate::gateway::{copy, keep_alive, read_line, request};
+use crate::identity::Users;
 use crate::token::{BINDING, LABEL};
 use crate::{Token, TransportError};
 
@@ -138,9 +141,60 @@ impl Remote {
             address: path.display().to_string(),
             source,
         })?;
+        Ok(self.carry(listener, service))
+    }
+
+    /// Listens at a free port of the loopback interface, and carries each connection to a service;
+    /// returns the port, too.
+    ///
+    /// Connections of other users of this machine are closed.
+    ///
+    /// # Errors
+    /// There is no free port.
+    pub async fn carry_tcp(&self, service: &str) -> Result<(Carrier, SocketAddr), TransportError> {
+        let bind = |source| TransportError::Bind { address: "127.0.0.1".to_owned(), source };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let listener = OwnersListener { listener, address, users: Users::owner_and(&[]) };
+        Ok((self.carry(listener, service), address))
+    }
+
+    fn carry(&self, listener: impl LocalListener, service: &str) -> Carrier {
         let (remote, service) = (self.clone(), Arc::from(service));
-        let carrying = tokio::spawn(carry(listener, remote, service)).abort_handle();
-        Ok(Carrier { carrying })
+        Carrier { carrying: tokio::spawn(carry(listener, remote, service)).abort_handle() }
+    }
+}
+
+/// A listener of this machine.
+trait LocalListener: Send + Sync + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send;
+
+    /// Returns the next connection; `None` if it is not admitted.
+    fn next(&self) -> impl Future<Output = io::Result<Option<Self::Stream>>> + Send;
+}
+
+impl LocalListener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<Option<UnixStream>> {
+        Ok(Some(self.accept().await?.0))
+    }
+}
+
+/// A listener at a loopback port that admits the owner of this process alone.
+struct OwnersListener {
+    listener: TcpListener,
+    address: SocketAddr,
+    users: Users,
+}
+
+impl LocalListener for OwnersListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<Option<TcpStream>> {
+        let (stream, peer) = self.listener.accept().await?;
+        let is_owner = self.users.check_tcp(self.address, peer).is_ok();
+        Ok((is_owner && stream.set_nodelay(true).is_ok()).then_some(stream))
     }
 }
 
@@ -171,24 +225,27 @@ impl Drop for Carrier {
     }
 }
 
-async fn carry(listener: UnixListener, remote: Remote, service: Arc<str>) {
+/// Accepts local connections and carries them; all end when this future is dropped.
+async fn carry<L: LocalListener>(listener: L, remote: Remote, service: Arc<str>) {
+    let places = Arc::new(Semaphore::new(CARRIED_MAX));
     let mut connections = JoinSet::new();
     loop {
-        tokio::select! {
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CARRIED_MAX => match accepted {
-                Ok((mut local, _)) => {
-                    let (remote, service) = (remote.clone(), service.clone());
-                    connections.spawn(async move {
-                        // Either end may close or vanish; the other one is closed then.
-                        if let Ok(mut far) = remote.connect(&service).await {
-                            let _ = tokio::io::copy_bidirectional(&mut local, &mut far).await;
-                        }
-                    });
-                }
-                // No file descriptors are left, for now.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        let place = places.clone().acquire_owned().await.expect("it is never closed");
+        while connections.try_join_next().is_some() {}
+        match listener.next().await {
+            Ok(Some(mut local)) => {
+                let (remote, service) = (remote.clone(), service.clone());
+                connections.spawn(async move {
+                    let _place = place;
+                    // Either end may close or vanish; the other one is closed then.
+                    if let Ok(mut far) = remote.connect(&service).await {
+                        let _ = copy(&mut local, &mut far).await;
+                    }
+                });
             }
+            Ok(None) => {} // another user's
+            // No file descriptors are left, for now.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
 }

@@ -79,10 +79,10 @@ impl FromStr for TokenId {
 /// A secret, with the role that it proves and the digest of the authority that it is for.
 ///
 /// ```
-/// use transport::{Authority, PeerRole, Token, Tokens};
+/// use transport::{Authority, Grant, PeerRole, Token, Tokens};
 /// let tokens = Tokens::default();
 /// let authority = Authority::create().unwrap();
-/// let token = tokens.create(PeerRole::Host, &authority, None);
+/// let token = tokens.create(PeerRole::Host, &authority, Grant::default(), None);
 /// let read: Token = token.to_string().parse().unwrap();
 /// assert_eq!((read.role(), read.id()), (PeerRole::Host, token.id()));
 /// assert!(!format!("{token:?}").contains(&token.to_string()), "secrets are not logged");
@@ -151,22 +151,67 @@ impl FromStr for Token {
     }
 }
 
-struct Known {
-    role: PeerRole,
+/// The most that clients of a token may ask for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// Relative share of device time within a priority.
+    pub weight: u32,
+    /// Scheduling priority.
+    pub priority: i32,
+}
+
+impl Default for Grant {
+    fn default() -> Self {
+        Self { weight: 1, priority: 0 }
+    }
+}
+
+/// A token as its controller keeps it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoredToken {
+    /// By which it is listed and revoked.
+    pub id: TokenId,
+    /// What it proves.
+    pub role: PeerRole,
+    /// The most that its clients may ask for.
+    pub grant: Grant,
+    /// When it ends; `None` for one that is valid until it is revoked.
+    pub expires: Option<SystemTime>,
     secret: [u8; SECRET],
-    expires: Option<SystemTime>,
+}
+
+impl StoredToken {
+    /// Restores a token from its parts, with the secret in hexadecimal.
+    ///
+    /// # Errors
+    /// The secret is malformed.
+    pub fn restore(
+        (id, role): (TokenId, PeerRole),
+        grant: Grant,
+        expires: Option<SystemTime>,
+        secret: &str,
+    ) -> Result<Self, TransportError> {
+        let malformed = || TransportError::NotAToken(format!("the secret of {id}"));
+        Ok(Self { id, role, grant, expires, secret: unhex(secret).ok_or_else(malformed)? })
+    }
+
+    /// Returns its secret in hexadecimal, for a file of the controller's owner alone.
+    pub fn secret(&self) -> String {
+        hex(&self.secret)
+    }
 }
 
 /// The tokens that a controller has given out.
 #[derive(Default)]
 pub struct Tokens {
-    known: Mutex<BTreeMap<TokenId, Known>>,
+    known: Mutex<BTreeMap<TokenId, StoredToken>>,
 }
 
 impl Tokens {
     /// Makes a token.
     ///
     /// # Arguments
+    /// - `grant`: the most that its clients may ask for.
     /// - `lifetime`: how long it is valid; `None` until it is revoked.
     ///
     /// # Panics
@@ -175,21 +220,34 @@ impl Tokens {
         &self,
         role: PeerRole,
         authority: &crate::Authority,
+        grant: Grant,
         lifetime: Option<Duration>,
     ) -> Token {
         let id = TokenId(random());
         let (secret, pin) = (random(), authority.pin());
         let expires = lifetime.map(|lifetime| SystemTime::now() + lifetime);
-        self.locked().insert(id, Known { role, secret, expires });
+        self.keep(StoredToken { id, role, grant, expires, secret });
         Token { role, id, secret, pin }
     }
 
-    /// Makes a token invalid; returns whether it was known. Connections that it has made stay.
-    pub fn revoke(&self, id: TokenId) -> bool {
+    /// Admits a token that was made before.
+    pub fn keep(&self, token: StoredToken) {
+        self.locked().insert(token.id, token);
+    }
+
+    /// Returns all tokens that are valid, in the order of their ids.
+    pub fn all(&self) -> Vec<StoredToken> {
+        let now = SystemTime::now();
+        let valid = |token: &&StoredToken| token.expires.is_none_or(|expires| expires > now);
+        self.locked().values().filter(valid).cloned().collect()
+    }
+
+    /// Makes a token invalid; returns whether it was known.
+    pub(crate) fn revoke(&self, id: TokenId) -> bool {
         self.locked().remove(&id).is_some()
     }
 
-    /// Returns the role that a proof proves.
+    /// Returns the role that a proof proves, and what its clients may ask for.
     ///
     /// # Errors
     /// Why it proves none.
@@ -198,9 +256,9 @@ impl Tokens {
         id: TokenId,
         proof: &str,
         binding: &[u8; BINDING],
-    ) -> Result<PeerRole, &'static str> {
+    ) -> Result<(PeerRole, Grant), &'static str> {
         let known = self.locked();
-        let Some(Known { role, secret, expires }) = known.get(&id) else {
+        let Some(StoredToken { role, grant, expires, secret, .. }) = known.get(&id) else {
             return Err("there is no such token, or it was revoked");
         };
         let proof: [u8; digest::SHA256_OUTPUT_LEN] =
@@ -208,11 +266,11 @@ impl Tokens {
         hmac::verify(&key(secret), binding, &proof).map_err(|_| "the token is wrong")?;
         match expires {
             Some(expires) if *expires <= SystemTime::now() => Err("the token has expired"),
-            _ => Ok(*role),
+            _ => Ok((*role, *grant)),
         }
     }
 
-    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<TokenId, Known>> {
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<TokenId, StoredToken>> {
         self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use transport::{
-    Authority, Gateway, PeerRole, Refusal, Remote, Service, ServiceAddress, Token, Tokens,
-    TransportError,
+    Authority, Gateway, Grant, PeerRole, Peers, Refusal, Remote, Service, ServiceAddress,
+    StoredToken, Token, Tokens, TransportError,
 };
 
 /// A controller with a service of each role, which returns what it gets.
@@ -18,6 +18,7 @@ struct Controller {
     gateway: Gateway,
     authority: Authority,
     tokens: Arc<Tokens>,
+    peers: Peers,
     refusals: Arc<Mutex<Vec<Refusal>>>,
     folder: PathBuf,
 }
@@ -39,14 +40,20 @@ async fn echo(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) {
 
 impl Controller {
     async fn start(name: &str) -> Self {
+        Self::start_with(name, Authority::create().unwrap()).await
+    }
+
+    async fn start_with(name: &str, authority: Authority) -> Self {
         let folder = std::env::temp_dir().join(format!("fairway-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let authority = Authority::create().unwrap();
+        let peers = Peers::default();
         let (tokens, refusals) = (Arc::new(Tokens::default()), Arc::new(Mutex::default()));
         let seen: Arc<Mutex<Vec<Refusal>>> = refusals;
         let refused = seen.clone();
         let note = move |refusal| refused.lock().unwrap().push(refusal);
-        let gateway = Gateway::open("127.0.0.1:0", &authority, tokens.clone(), note).await.unwrap();
+        let gateway = Gateway::open("127.0.0.1:0", &authority, tokens.clone(), peers.clone(), note)
+            .await
+            .unwrap();
         let path = folder.join("hosts.sock");
         let hosts = UnixListener::bind(&path).unwrap();
         tokio::spawn(async move {
@@ -61,16 +68,20 @@ impl Controller {
                 tokio::spawn(echo(stream));
             }
         });
-        gateway
-            .offer("hosts", Service { role: PeerRole::Host, address: ServiceAddress::Unix(path) });
+        gateway.offer(
+            "hosts",
+            Service { role: PeerRole::Host, address: ServiceAddress::Unix(path.clone()) },
+        );
+        let named = ServiceAddress::Announced(path);
+        gateway.offer("named", Service { role: PeerRole::Client, address: named });
         gateway.offer("clients", Service { role: PeerRole::Client, address });
         let gone = ServiceAddress::Unix(folder.join("gone.sock"));
         gateway.offer("gone", Service { role: PeerRole::Client, address: gone });
-        Self { gateway, authority, tokens, refusals: seen, folder }
+        Self { gateway, authority, tokens, peers, refusals: seen, folder }
     }
 
     fn token(&self, role: PeerRole) -> Token {
-        self.tokens.create(role, &self.authority, None)
+        self.tokens.create(role, &self.authority, Grant::default(), None)
     }
 
     fn address(&self) -> SocketAddr {
@@ -173,13 +184,107 @@ async fn tokens_that_are_wrong_late_or_revoked_are_refused() {
     let forged = text.replace("fairway-host", "fairway-client").parse().unwrap();
     let reason = controller.refusal(&forged, "clients").await;
     assert!(reason.starts_with("clients is for tokens of role client"), "{reason}");
-    let brief =
-        controller.tokens.create(PeerRole::Host, &controller.authority, Some(Duration::ZERO));
+    let (authority, grant) = (&controller.authority, Grant::default());
+    let brief = controller.tokens.create(PeerRole::Host, authority, grant, Some(Duration::ZERO));
     assert_eq!(controller.refusal(&brief, "hosts").await, "the token has expired");
     let token: Token = text.parse().unwrap();
-    assert!(controller.tokens.revoke(token.id()) && !controller.tokens.revoke(token.id()));
+    assert!(controller.gateway.revoke(token.id()) && !controller.gateway.revoke(token.id()));
     let reason = controller.refusal(&token, "hosts").await;
     assert_eq!(reason, "there is no such token, or it was revoked");
+}
+
+#[tokio::test]
+async fn a_revoked_token_loses_its_connections() {
+    let controller = Controller::start("revoked").await;
+    let (token, other) = (controller.token(PeerRole::Host), controller.token(PeerRole::Host));
+    let mut stream = controller.remote(&token).connect("hosts").await.unwrap();
+    let mut bystander = controller.remote(&other).connect("hosts").await.unwrap();
+    assert_eq!(answer_to(&mut stream).await, Some(b'x'));
+    assert!(controller.gateway.revoke(token.id()));
+    assert_eq!(answer_to(&mut stream).await, None, "its connection has ended");
+    assert_eq!(answer_to(&mut bystander).await, Some(b'x'), "those of others stay");
+}
+
+/// Sends a byte; returns the answer, `None` if the connection has ended.
+async fn answer_to(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> Option<u8> {
+    let exchange = async {
+        stream.write_all(b"x").await.ok()?;
+        stream.flush().await.ok()?;
+        stream.read_u8().await.ok()
+    };
+    tokio::time::timeout(Duration::from_secs(10), exchange).await.expect("it answers or ends")
+}
+
+#[tokio::test]
+async fn services_learn_who_their_peers_are() {
+    let controller = Controller::start("named").await;
+    let grant = Grant { weight: 7, priority: -2 };
+    let token = controller.tokens.create(PeerRole::Client, &controller.authority, grant, None);
+    let mut stream = controller.remote(&token).connect("named").await.unwrap();
+    let here = stream.get_ref().0.local_addr().unwrap();
+    let line = format!("{here} {} client\n", token.id());
+    let mut announced = vec![0; line.len()];
+    stream.read_exact(&mut announced).await.unwrap();
+    assert_eq!(String::from_utf8(announced).unwrap(), line);
+
+    // A TCP service sees the gateway's own address, under which the peer is recorded.
+    let seen = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = ServiceAddress::Tcp(seen.local_addr().unwrap());
+    controller.gateway.offer("seen", Service { role: PeerRole::Client, address });
+    let remote = controller.remote(&token);
+    let (far, accepted) = tokio::join!(remote.connect("seen"), seen.accept());
+    let (_stream, from) = accepted.unwrap();
+    let peer = controller.peers.behind(from).unwrap();
+    assert_eq!((peer.token, peer.role, peer.grant), (token.id(), PeerRole::Client, grant));
+    assert_eq!(peer.address, far.unwrap().get_ref().0.local_addr().unwrap());
+    assert_eq!(controller.peers.behind("127.0.0.1:1".parse().unwrap()), None);
+}
+
+#[tokio::test]
+async fn tokens_outlive_their_controller() {
+    let first = Controller::start("first").await;
+    let token = first.token(PeerRole::Host);
+    let [stored]: [StoredToken; 1] = first.tokens.all().try_into().ok().unwrap();
+    let again = Authority::from_pem(&first.authority.to_pem()).unwrap();
+    assert_eq!(again.to_pem(), first.authority.to_pem());
+    let second = Controller::start_with("second", again).await;
+    let reason = second.refusal(&token, "hosts").await;
+    assert_eq!(reason, "there is no such token, or it was revoked", "it is the controller");
+    let named = (stored.id, stored.role);
+    second.tokens.keep(StoredToken::restore(named, stored.grant, None, &stored.secret()).unwrap());
+    let mut stream = second.remote(&token).connect("hosts").await.unwrap();
+    assert_eq!(answer_to(&mut stream).await, Some(b'x'));
+    for text in ["", "-----BEGIN CERTIFICATE-----", &first.authority.to_pem()[..300]] {
+        assert!(Authority::from_pem(text).is_err());
+    }
+}
+
+#[tokio::test]
+async fn one_of_several_addresses_is_enough() {
+    let (ours, other) = (Controller::start("one").await, Controller::start("wrong").await);
+    let token = ours.token(PeerRole::Host);
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent_address = silent.local_addr().unwrap();
+    let addresses = format!("127.0.0.1:1,{silent_address},{},{}", other.address(), ours.address());
+    let remote = Remote::new(&addresses, token.clone());
+    let mut stream = remote.connect("hosts").await.unwrap();
+    assert_eq!(answer_to(&mut stream).await, Some(b'x'));
+    // Another controller says more than an address where none is.
+    let wrong = Remote::new(&format!("127.0.0.1:1,{}", other.address()), token);
+    let error = wrong.connect("hosts").await.map(drop).unwrap_err();
+    assert!(matches!(error, TransportError::NotTheController { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn local_ports_carry_connections() {
+    let controller = Controller::start("carried").await;
+    let remote = controller.remote(&controller.token(PeerRole::Client));
+    let (carrier, address) = remote.carry_tcp("clients").await.unwrap();
+    assert!(address.ip().is_loopback());
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    assert_eq!(answer_to(&mut stream).await, Some(b'x'));
+    drop(carrier);
+    assert_eq!(answer_to(&mut stream).await, None, "it ends with its carrier");
 }
 
 #[tokio::test]

@@ -17,7 +17,9 @@ from rich.table import Table
 from fairway import __version__
 from fairway.analysis.topologies import describe
 from fairway.capture import summary
+from fairway.cli.clusters import ClusterOptions
 from fairway.cli.comparing import compare_step
+from fairway.cli.connecting import connect_cluster
 from fairway.cli.consoles import (
     check_output,
     fail,
@@ -43,10 +45,12 @@ from fairway.cli.options import Json, grouped
 from fairway.cli.placing import place_on_fabric
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.predicting import predict_step, record_step
+from fairway.cli.records import show_logs
 from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.simulating import simulate_workload
 from fairway.cli.status import planned, show_run
+from fairway.cli.tokens import token_app
 from fairway.cluster import admin
 from fairway.cluster.registry import choose_cluster, free_name, live_runs
 from fairway.cluster.supervisor import client_environment
@@ -81,6 +85,7 @@ islands_app = typer.Typer(
     help="Add islands to a running cluster, or remove some.",
 )
 app.add_typer(islands_app, name="islands")
+app.add_typer(token_app, name="token")
 app.add_typer(dev_app, name="dev")
 app.command("place")(place_on_fabric)
 app.command("jobs")(share_fabric)
@@ -94,6 +99,8 @@ app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
 app.command("doctor")(check_machine)
 app.command("host")(join_as_host)
+app.command("connect")(connect_cluster)
+app.command("logs")(show_logs)
 
 
 def _show_version(asked: bool) -> None:
@@ -119,14 +126,6 @@ CAPTURE_OPTIONS = {
     "--islands": "islands",
     "--config": "config",
 }
-
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        help="Name of a cluster that `fairway up` started. [default: the only one that is up]",
-        show_default=False,
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
     islands: IslandOptions,
     share: ShareOptions,
-    cluster: Cluster = None,
+    where: ClusterOptions,
     new: Annotated[
         bool, typer.Option("--new", help="Bring up islands of its own, whatever is up.")
     ] = False,
@@ -220,19 +219,21 @@ def run(
     check_script(script, context)
     _point_out(context.args, RUN_OPTIONS)
     given = islands.given()
-    if cluster is not None and (new or given):
+    if where.cluster is not None and (new or given):
         raise ConfigError(
             f"--cluster joins what is up, and {given[0] if given else '--new'} starts islands; "
             "use one of the two"
         )
     target = os.environ.get("JAX_BACKEND_TARGET")
-    joined = None if new or given else choose_cluster(live_runs(), cluster, target)
-    if joined is not None:
-        where = joined["cluster"] or joined["target"]
-        note(f"Joining cluster {where}; --new starts islands of its own")
-        environment = client_environment(joined["target"]) | share.environment()
-        interrupts.check()
-        raise SystemExit(run_script(script, context.args, environment, interrupts))
+    if not new and not given:
+        with where.runs() as runs:
+            joined = choose_cluster(runs, where.cluster, target)
+            if joined is not None:
+                name = joined["cluster"] or joined["target"]
+                note(f"Joining cluster {name}; --new starts islands of its own")
+                environment = client_environment(joined["target"]) | share.environment()
+                interrupts.check()
+                raise SystemExit(run_script(script, context.args, environment, interrupts))
     with started(islands.settings().serving(script), interrupts) as islands_run:
         interrupts.check()
         environment = islands_run.environment | share.environment()
@@ -291,22 +292,19 @@ def capture(
 
 
 @app.command()
+@grouped
 def status(
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of a cluster that `fairway up` started. [default: all, and the islands of "
-            "each `fairway run`]",
-            show_default=False,
-        ),
-    ] = None,
+    where: ClusterOptions,
     as_json: Json = False,
 ) -> None:
-    """Show islands, hosts, clients, memory and queues of running clusters; fail if none is up."""
-    runs = live_runs()
-    if cluster is not None:
-        named = choose_cluster(runs, cluster)
-        runs = [] if named is None else [named]
+    """Show islands, hosts, clients, memory and queues of running clusters; fail if none is up.
+
+    Without --cluster all are shown, and the islands of each `fairway run`.
+    """
+    with where.runs() as runs:
+        if where.cluster is not None:
+            named = choose_cluster(runs, where.cluster)
+            runs = [] if named is None else [named]
     if as_json:
         print(json.dumps(runs, indent=2))
         if runs:
@@ -318,40 +316,32 @@ def status(
 
 
 @islands_app.command("add")
+@grouped
 def add_island(
     shape: Annotated[str, typer.Argument(help="Hosts x devices per host, such as 1x4.")],
-    cluster: Cluster = None,
+    where: ClusterOptions,
 ) -> None:
     """Add an island; a lost or removed island of this shape comes back under its old number."""
     island = IslandSettings.parse(shape)
-    with working("starting hosts"):
-        number = admin.add_island(
-            _directory_of(cluster), admin.AddIsland(island.hosts, island.devices)
-        )
+    with where.directory() as directory, working("starting hosts"):
+        request = admin.AddIsland(island.hosts, island.devices)
+        number = admin.add_island(directory, request)
     note(f"Island {number} is up")
 
 
 @islands_app.command("remove")
+@grouped
 def remove_island(
     number: Annotated[int, typer.Argument(help="Its number in `fairway status`.")],
+    where: ClusterOptions,
     force: Annotated[
         bool, typer.Option("--force", help="Even if clients use it; to them it is lost.")
     ] = False,
-    cluster: Cluster = None,
 ) -> None:
     """Remove an island while the others continue; slices on it migrate to other islands."""
-    admin.remove_island(_directory_of(cluster), admin.RemoveIsland(number, force))
+    with where.directory() as directory:
+        admin.remove_island(directory, admin.RemoveIsland(number, force))
     note(f"Island {number} is gone")
-
-
-def _directory_of(cluster: str | None) -> Path:
-    """Returns the directory of the cluster whose islands a command changes."""
-    runs = live_runs()
-    found = choose_cluster(runs, cluster, os.environ.get("JAX_BACKEND_TARGET"))
-    if found is None:
-        hint = "; islands of a `fairway run` are its own" if runs else ""
-        raise NotRunningError(f"no cluster is up; `fairway up` starts one{hint}")
-    return Path(found["directory"])
 
 
 @app.command("route")

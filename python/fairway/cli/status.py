@@ -71,13 +71,21 @@ def _clients(seen: dict[str, Any]) -> Table:
         table.add_row(
             str(client["id"]),
             "-" if process is None else str(process),
-            "-" if process is None else script_of(process),
+            _script(client),
             "-" if age_s is None else duration(age_s),
             str(client["weight"]),
             str(client["priority"]),
             f"{client['device_s']:.2f} s",
         )
     return table
+
+
+def _script(client: dict[str, Any]) -> str:
+    """Returns a client's script, or the machine that it is on."""
+    if client.get("machine"):
+        return f"on {client['machine']}"
+    process = client.get("process")
+    return "-" if process is None else script_of(process)
 
 
 def _held(seen: dict[str, Any]) -> Table:

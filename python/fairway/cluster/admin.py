@@ -1,19 +1,29 @@
 """Requests to the admin socket of a run: a connection carries one typed request and its answer.
 
 Both are a line of JSON whose ``type`` selects the message, such as ``{"type": "overview"}``.
-:class:`~fairway.cluster.listener.AdminSocket` answers them.
+:class:`~fairway.cluster.listener.AdminSocket` answers them. Requests of other machines come through
+the gateway to a second socket, with the role that their token proves.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from fairway.errors import FairwayError, IslandError, NotRunningError, SliceError
+from fairway.cluster.logs import LogRecord
+from fairway.errors import (
+    FairwayError,
+    IslandError,
+    LogError,
+    NotRunningError,
+    SliceError,
+    TokenError,
+)
 
 __all__ = [
     "BYTES_MAX",
@@ -23,20 +33,34 @@ __all__ = [
     "AdminAnswer",
     "AdminRequest",
     "AllocateSlice",
+    "Caller",
+    "CreateToken",
     "Done",
     "GetOverview",
     "IslandAdded",
+    "ListTokens",
+    "LogsRead",
     "OverviewAnswer",
+    "ReadLogs",
     "Refused",
     "ReleaseSlice",
     "RemoveIsland",
+    "RevokeToken",
     "SliceAllocated",
+    "TokenCreated",
+    "TokenInfo",
+    "TokensListed",
     "add_island",
     "allocate_slice",
+    "create_token",
+    "list_tokens",
     "overview",
+    "read_logs",
     "read_request",
     "release_slice",
+    "remote_socket_path",
     "remove_island",
+    "revoke_token",
     "socket_path",
     "wait_until",
 ]
@@ -46,10 +70,14 @@ SLICE_WAIT_S_MAX = 10.0
 START_TIMEOUT_S = 120.0
 """Within this time the hosts of an island start, or they fail."""
 ISLAND_WAIT_S_MAX = START_TIMEOUT_S + 10.0
+TOKEN_WAIT_S_MAX = 10.0
 RETRY_S = 0.005
 
 NUMBER_MAX = (1 << 31) - 1
 BYTES_MAX = (1 << 63) - 1
+LIFETIME_S_MAX = 10 * 365 * 86_400.0
+WEIGHT_MAX = 1_000_000
+PRIORITY_MAX = 100
 Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 Extent = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
@@ -105,6 +133,50 @@ class RemoveIsland(msgspec.Struct, frozen=True, tag="remove_island"):
     force: bool = False
 
 
+class CreateToken(msgspec.Struct, frozen=True, tag="create_token"):
+    """Makes a token for other machines; the answer is :class:`TokenCreated`.
+
+    Attributes:
+        role: ``admin``, ``client`` or ``host``.
+        lifetime_s: how long it is valid; None until it is revoked.
+        weight: most that its clients may ask for.
+        priority: most that its clients may ask for.
+    """
+
+    role: Literal["admin", "client", "host"]
+    lifetime_s: Annotated[float, msgspec.Meta(gt=0, le=LIFETIME_S_MAX)] | None = None
+    weight: Annotated[int, msgspec.Meta(ge=1, le=WEIGHT_MAX)] = 1
+    priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
+
+
+class ListTokens(msgspec.Struct, frozen=True, tag="list_tokens"):
+    """Asks for the valid tokens, without their secrets; the answer is :class:`TokensListed`."""
+
+
+class RevokeToken(msgspec.Struct, frozen=True, tag="revoke_token"):
+    """Makes a token invalid and closes its connections; the answer is :class:`Done`.
+
+    Attributes:
+        token: its id.
+    """
+
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class ReadLogs(msgspec.Struct, frozen=True, tag="read_logs"):
+    """Asks for what hosts and controller have printed; the answer is :class:`LogsRead`.
+
+    Attributes:
+        after: number of the last record that is not wanted.
+        island: only of this one; None for all.
+        host: only of this one; None for all.
+    """
+
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    island: Number | None = None
+    host: Number | None = None
+
+
 class OverviewAnswer(msgspec.Struct, frozen=True, tag="overview"):
     """The state that ``fairway status`` shows."""
 
@@ -124,6 +196,42 @@ class IslandAdded(msgspec.Struct, frozen=True, tag="island_added"):
     island: int
 
 
+class TokenCreated(msgspec.Struct, frozen=True, tag="token_created"):
+    """The token, with its secret."""
+
+    token: str
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A token without its secret.
+
+    Attributes:
+        id: by which it is revoked.
+        role: ``admin``, ``client`` or ``host``.
+        weight: most that its clients may ask for.
+        priority: most that its clients may ask for.
+        expires_s: seconds since 1970; None for a token that is valid until it is revoked.
+    """
+
+    id: str
+    role: str
+    weight: int
+    priority: int
+    expires_s: float | None
+
+
+class TokensListed(msgspec.Struct, frozen=True, tag="tokens_listed"):
+    """The valid tokens."""
+
+    tokens: list[TokenInfo]
+
+
+class LogsRead(msgspec.Struct, frozen=True, tag="logs_read"):
+    """Lines that were printed, in order; more may be there if there are any."""
+
+    records: list[LogRecord]
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
@@ -134,9 +242,54 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     error: str
 
 
-AdminRequest = GetOverview | AllocateSlice | ReleaseSlice | AddIsland | RemoveIsland
-AdminAnswer = OverviewAnswer | SliceAllocated | IslandAdded | Done | Refused
-Answer = TypeVar("Answer", OverviewAnswer, SliceAllocated, IslandAdded, Done)
+AdminRequest = (
+    GetOverview
+    | AllocateSlice
+    | ReleaseSlice
+    | AddIsland
+    | RemoveIsland
+    | CreateToken
+    | ListTokens
+    | RevokeToken
+    | ReadLogs
+)
+CLIENT_REQUESTS = (GetOverview, AllocateSlice, ReleaseSlice)
+"""What tokens of role ``client`` may ask for."""
+AdminAnswer = (
+    OverviewAnswer
+    | SliceAllocated
+    | IslandAdded
+    | TokenCreated
+    | TokensListed
+    | LogsRead
+    | Done
+    | Refused
+)
+Answer = TypeVar(
+    "Answer",
+    OverviewAnswer,
+    SliceAllocated,
+    IslandAdded,
+    TokenCreated,
+    TokensListed,
+    LogsRead,
+    Done,
+)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request.
+
+    Attributes:
+        token: id of the token by which it came through the gateway; None for a process of the
+            owner's on the controller's machine.
+        role: ``admin`` or ``client``.
+    """
+
+    token: str | None = None
+    role: str = "admin"
+
 
 _requests: msgspec.json.Decoder[AdminRequest] = msgspec.json.Decoder(AdminRequest)
 _answers: msgspec.json.Decoder[AdminAnswer] = msgspec.json.Decoder(AdminAnswer)
@@ -152,6 +305,11 @@ def read_request(text: bytes) -> AdminRequest:
         return _requests.decode(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def remote_socket_path(directory: Path) -> Path:
+    """Returns the path of the socket for requests that come through the gateway."""
+    return directory / "remote-admin.sock"
 
 
 def socket_path(directory: Path) -> Path:
@@ -211,6 +369,42 @@ def remove_island(directory: Path, request: RemoveIsland) -> None:
         IslandError: there is no such island, it is the only one, or slices on it stay.
     """
     _ask(directory, request, Done, IslandError, ISLAND_WAIT_S_MAX)
+
+
+def create_token(directory: Path, request: CreateToken) -> str:
+    """Makes a token for other machines.
+
+    Raises:
+        TokenError: the cluster has no gateway.
+    """
+    return _ask(directory, request, TokenCreated, TokenError, TOKEN_WAIT_S_MAX).token
+
+
+def list_tokens(directory: Path) -> list[TokenInfo]:
+    """Returns the valid tokens.
+
+    Raises:
+        TokenError: the cluster has no gateway.
+    """
+    return _ask(directory, ListTokens(), TokensListed, TokenError, TOKEN_WAIT_S_MAX).tokens
+
+
+def revoke_token(directory: Path, token: str) -> None:
+    """Makes a token invalid and closes its connections.
+
+    Raises:
+        TokenError: there is no such token.
+    """
+    _ask(directory, RevokeToken(token), Done, TokenError, TOKEN_WAIT_S_MAX)
+
+
+def read_logs(directory: Path, request: ReadLogs) -> list[LogRecord]:
+    """Returns some of what hosts and controller have printed, in order; none if there is no more.
+
+    Raises:
+        LogError: this token may not read it.
+    """
+    return _ask(directory, request, LogsRead, LogError, OVERVIEW_WAIT_S_MAX).records
 
 
 def _ask(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fairway import _native
 from fairway.cluster.interfaces import reachable_addresses
+from fairway.errors import ConfigError
 
-__all__ = ["ControllerGateway"]
+__all__ = ["ControllerGateway", "state_directory"]
 
 EVERYWHERE = ("0.0.0.0", "[::]")
+AUTHORITY, TOKENS = "authority.pem", "tokens.json"
+
+
+def state_directory(cluster: str) -> Path:
+    """Returns the folder where a cluster keeps its authority and tokens between starts."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "fairway" / cluster
 
 
 class ControllerGateway:
@@ -19,17 +29,45 @@ class ControllerGateway:
 
     Args:
         address: host and port; port 0 takes any that is free.
+        server: the controller, whose clients are to be known.
         directory: of the run, for the file with the token of hosts.
+        state: folder where the authority and tokens are kept; None keeps neither.
         refused: called with a sentence on each connection that is refused.
 
     Raises:
-        OSError: the address cannot be listened at.
+        OSError: the address cannot be listened at, or the folder cannot be written.
+        ConfigError: what is kept there cannot be read.
     """
 
-    def __init__(self, address: str, directory: Path, refused: Callable[[str], None]) -> None:
-        self._gateway = _native.Gateway(address, refused)
+    def __init__(
+        self,
+        address: str,
+        server: _native.Server,
+        directory: Path,
+        state: Path | None,
+        refused: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._kept: set[str] = set()
+        """Ids of the tokens that are valid after a new start, too."""
+        authority = _read(state / AUTHORITY) if state is not None else None
+        self._gateway = _native.Gateway(address, refused, server.peers, authority)
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: Path) -> None:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(state / AUTHORITY, self._gateway.authority)
+        try:
+            for entry in json.loads(_read(state / TOKENS) or "[]"):
+                self._gateway.keep_token(entry)
+                self._kept.add(entry["id"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"cannot read {state / TOKENS}: {error}; remove it, and make tokens anew"
+            ) from None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -41,23 +79,74 @@ class ControllerGateway:
         return tuple(f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found)
 
     def offer(self, service: str, role: str, address: str) -> None:
-        """Offers a local socket to peers of a role: ``unix:PATH``, or ``tcp:ADDRESS:PORT``."""
+        """Offers a local socket to peers of a role: ``unix:PATH``, or ``tcp:ADDRESS:PORT``.
+
+        At ``announced:PATH``, a Unix socket, a line comes first that says who the peer is.
+        """
         self._gateway.offer(service, role, address)
 
-    def create_token(self, role: str, lifetime_s: float | None) -> str:
-        """Makes a token; without a lifetime it is valid until it is revoked."""
-        return self._gateway.create_token(role, lifetime_s)
+    def create_token(
+        self,
+        role: str,
+        lifetime_s: float | None,
+        *,
+        weight: int = 1,
+        priority: int = 0,
+        keep: bool = False,
+    ) -> str:
+        """Makes a token.
+
+        Args:
+            role: ``admin``, ``client`` or ``host``.
+            lifetime_s: how long it is valid; None until it is revoked.
+            weight: most that its clients may ask for.
+            priority: most that its clients may ask for.
+            keep: whether it is valid after a new start of the controller, too.
+        """
+        token = self._gateway.create_token(role, lifetime_s, weight, priority)
+        if keep:
+            self._kept.add(token.split("-")[2])
+            self._save()
+        return token
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Returns the valid tokens, with their secrets."""
+        return self._gateway.tokens()
 
     def revoke_token(self, number: str) -> bool:
-        """Makes a token invalid; returns whether it was valid."""
-        return self._gateway.revoke_token(number)
+        """Makes a token invalid and closes its connections; returns whether it was valid."""
+        try:
+            known = self._gateway.revoke_token(number)
+        except ValueError:
+            return False
+        self._save()
+        return known
+
+    def _save(self) -> None:
+        if self._state is not None:
+            kept = [entry for entry in self.tokens() if entry["id"] in self._kept]
+            _write(self._state / TOKENS, json.dumps(kept))
 
     def write_host_token(self, token: str) -> None:
-        """Writes a token to the file for people, which is readable by this user alone."""
-        descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(token + "\n")
+        """Writes a token to the file for people."""
+        _write(self.token_file, token + "\n")
 
     def close(self) -> None:
         """Closes the listener and all of its connections."""
         self._gateway.close()
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file by one that only this user can read."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    partial.rename(path)

@@ -1,6 +1,7 @@
 """The admin socket of a run, on which this user's other processes send requests.
 
-Processes of other users get no answer.
+Processes of other users get no answer. A second socket takes requests of other machines, which the
+gateway announces by a line with the peer's address, token and role.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import msgspec
 from fairway.cluster.admin import (
     AdminAnswer,
     AdminRequest,
+    Caller,
     Refused,
     read_request,
-    socket_path,
     wait_until,
 )
 from fairway.errors import FairwayError
@@ -39,17 +40,26 @@ class AdminSocket:
     """Answers requests of this user's processes, several at a time.
 
     Args:
-        directory: the run's directory, where the socket is made.
+        path: where the socket is made.
         answer: maps a request to its answer. A :class:`FairwayError` that it raises is answered
             with :class:`Refused`. It is called in several threads at a time.
+        is_announced: whether a line comes first that says who the caller is; otherwise it is the
+            owner.
     """
 
-    def __init__(self, directory: Path, answer: Callable[[AdminRequest], AdminAnswer]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        answer: Callable[[AdminRequest, Caller], AdminAnswer],
+        *,
+        is_announced: bool = False,
+    ) -> None:
         self._answer = answer
+        self._is_announced = is_announced
         self._closing = threading.Event()
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(socket_path(directory)))
+        self._listener.bind(str(path))
         self._listener.listen(CONNECTIONS_MAX)
         self._listener.settimeout(0.5)
         threading.Thread(target=self._serve, daemon=True, name="fairway-admin").start()
@@ -88,32 +98,37 @@ class AdminSocket:
         try:
             with connection, contextlib.suppress(OSError):  # the peer sends or reads nothing
                 if _user_of(connection) == os.geteuid():
-                    answer = self._answer_to(_read_request(connection))
+                    answer = self._answer_to(_read_lines(connection, 1 + self._is_announced))
                     connection.settimeout(WAIT_S_MAX)
                     connection.sendall(msgspec.json.encode(answer) + b"\n")
         finally:
             self._free.release()
 
     def _answer_to(self, text: bytes) -> AdminAnswer:
+        caller = Caller()
+        if self._is_announced:
+            announced, _, text = text.partition(b"\n")
+            _, token, role = announced.decode(errors="replace").split(" ")
+            caller = Caller(token, role)
         try:
             request = read_request(text)
         except ValueError as error:
             return Refused(f"the request cannot be understood: {error}")
         try:
-            return self._answer(request)
+            return self._answer(request, caller)
         except FairwayError as error:
             return Refused(str(error))
 
 
-def _read_request(connection: socket.socket) -> bytes:
-    """Reads to the end of the line, or to what is not sent any more.
+def _read_lines(connection: socket.socket, lines: int) -> bytes:
+    """Reads to the end of a number of lines, or to what is not sent any more.
 
     Raises:
         OSError: that does not come in time, or is too long.
     """
     deadline = time.monotonic() + WAIT_S_MAX
     text = bytearray()
-    while not text.endswith(b"\n"):
+    while text.count(b"\n") < lines:
         wait_until(connection, deadline)
         part = connection.recv(REQUEST_BYTES_MAX)
         text += part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -15,12 +16,21 @@ from typing import Any
 from fairway.cluster.admin import overview, socket_path
 from fairway.errors import ConfigError, FairwayError, NotRunningError
 
-__all__ = ["choose_cluster", "free_name", "live_runs", "new_directory"]
+__all__ = [
+    "carried_directory",
+    "carry",
+    "choose_cluster",
+    "free_name",
+    "live_runs",
+    "new_directory",
+]
 
 TARGET = "JAX_BACKEND_TARGET"
 """Environment variable that names a run by its address."""
 PREFIX = "run-"
 """Prefix of a run's directory; the process ID of its controller follows."""
+CARRIED = "carried.json"
+"""File in the directory of a connection to another machine's controller: what is another here."""
 
 
 SOCKET_BYTES_MAX = 107
@@ -96,6 +106,29 @@ def live_runs() -> list[dict[str, Any]]:
     return [answer for answer in asked if answer is not None]
 
 
+def carry(directory: Path, target: str, address: str) -> None:
+    """Makes a directory that of a connection to a controller on another machine.
+
+    Args:
+        directory: of this process, where the admin socket is carried.
+        target: address by which clients of this machine reach the controller.
+        address: of its gateway.
+    """
+    path = directory / CARRIED
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"target": target, "address": address}))
+    partial.rename(path)
+
+
+def carried_directory(target: str) -> Path | None:
+    """Returns the directory of the connection that carries a target; None for a local one."""
+    for path in _runs_path().glob(f"{PREFIX}*/{CARRIED}"):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(path.read_text())["target"] == target.lower():
+                return path.parent
+    return None
+
+
 def choose_cluster(
     runs: list[dict[str, Any]], name: str | None = None, target: str | None = None
 ) -> dict[str, Any] | None:
@@ -105,7 +138,8 @@ def choose_cluster(
 
     Args:
         runs: live runs, as :func:`live_runs` returns them.
-        name: name of the cluster; None selects by ``target``, or the only cluster.
+        name: name of the cluster, or address of the gateway by which it is reached; None selects
+            by ``target``, or the only cluster.
         target: address that ``JAX_BACKEND_TARGET`` names, if it is set.
 
     Returns:
@@ -118,7 +152,7 @@ def choose_cluster(
     clusters = [run for run in runs if run["cluster"] is not None]
     names = ", ".join(str(run["cluster"]) for run in clusters) or "none"
     if name is not None:
-        found = next((run for run in clusters if run["cluster"] == name), None)
+        found = next((run for run in clusters if _is_named(run["cluster"], name)), None)
         if found is None:
             raise NotRunningError(
                 f"no cluster {name!r} is up; up are: {names}; `fairway up --name {name}` starts one"
@@ -135,6 +169,11 @@ def choose_cluster(
     if len(clusters) > 1:
         raise ConfigError(f"several clusters are up: {names}; choose one with --cluster NAME")
     return clusters[0] if clusters else None
+
+
+def _is_named(cluster: str, name: str) -> bool:
+    """Returns whether a cluster has this name, or is reached at this address."""
+    return cluster == name or cluster.endswith(f"@{name}")
 
 
 def free_name(runs: list[dict[str, Any]], wanted: str | None = None) -> str:
@@ -175,6 +214,11 @@ def _is_alive(directory: Path) -> bool:
 
 def _overview(directory: Path) -> dict[str, Any] | None:
     try:
-        return overview(directory)
+        seen = overview(directory)
     except NotRunningError:
         return None
+    with contextlib.suppress(OSError, ValueError):
+        carried = json.loads((directory / CARRIED).read_text())
+        seen["target"] = carried["target"]
+        seen["cluster"] = f"{seen['cluster'] or 'main'}@{carried['address']}"
+    return seen | {"directory": str(directory)}

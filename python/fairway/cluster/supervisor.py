@@ -14,21 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairway import _native
-from fairway.cluster.admin import (
-    AddIsland,
-    AdminAnswer,
-    AdminRequest,
-    AllocateSlice,
-    Done,
-    GetOverview,
-    IslandAdded,
-    OverviewAnswer,
-    ReleaseSlice,
-    RemoveIsland,
-    SliceAllocated,
-)
+from fairway.cluster.admin import remote_socket_path, socket_path
 from fairway.cluster.agents import SERVICE
-from fairway.cluster.gateways import ControllerGateway
+from fairway.cluster.answering import AdminService
+from fairway.cluster.gateways import ControllerGateway, state_directory
 from fairway.cluster.launchers.choosing import open_launcher
 from fairway.cluster.launchers.joined import JoinedHosts, Joining
 from fairway.cluster.launchers.local import LocalHosts
@@ -36,7 +25,7 @@ from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
 from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
-from fairway.errors import IslandError, SliceError, StartError
+from fairway.errors import IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
@@ -147,7 +136,7 @@ class Run:
         self._on_progress = on_progress or (lambda up, total: None)
         self._check = check or (lambda: None)
         self._services: list[Any] = []
-        self._admin: AdminSocket | None = None
+        self._admins: list[AdminSocket] = []
         self._closing = threading.Event()
         self._started = False
         self._samples: Samples | None = None
@@ -209,7 +198,10 @@ class Run:
         """
         if not self.settings.gateway:
             return None
-        return ControllerGateway(self.settings.gateway, self.directory, self._report)
+        state = state_directory(self.cluster) if self.cluster is not None else None
+        return ControllerGateway(
+            self.settings.gateway, self._server, self.directory, state, self._report
+        )
 
     def _accept_agents(self) -> JoinedHosts:
         """Lets agents of other machines join; launches some where the settings say so.
@@ -244,7 +236,7 @@ class Run:
             return
         try:
             self._wait_for(list(self._places), self._check)
-            self._admin = AdminSocket(self.directory, self._answer)
+            self._open_admin()
         except BaseException:
             self.close()
             raise
@@ -252,6 +244,24 @@ class Run:
         if self.settings.timeline:
             self._samples = Samples(self._server.overview)
         self._started = True
+
+    def _open_admin(self) -> None:
+        """Answers requests of the owner, and through the gateway of other machines."""
+        service = AdminService(
+            self.overview,
+            self._server,
+            self._logs,
+            self._gateway,
+            self.add_island,
+            lambda number, force: self.remove_island(number, force=force),
+        )
+        if self._gateway is not None:
+            remote = remote_socket_path(self.directory)
+            self._admins.append(AdminSocket(remote, service.answer, is_announced=True))
+            self._gateway.offer("admin", "client", f"announced:{remote}")
+            self._gateway.offer("clients", "client", f"tcp:{self._server.address}")
+        # Its path shows that the run is up, so it comes last.
+        self._admins.append(AdminSocket(socket_path(self.directory), service.answer))
 
     def __enter__(self) -> Self:
         self.start()
@@ -267,8 +277,8 @@ class Run:
         self._closing.set()
         if self._samples is not None:
             self._samples.close()
-        if self._admin is not None:
-            self._admin.close()
+        for admin in self._admins:
+            admin.close()
         recorded = self._started and self._records
         try:
             self._server.close()
@@ -363,38 +373,6 @@ class Run:
                         return
             except _native.StatusError as error:
                 raise IslandError(error.args[1]) from None
-
-    def _answer(self, request: AdminRequest) -> AdminAnswer:
-        """Carries out a request to the admin socket.
-
-        Raises:
-            FairwayError: it cannot be carried out.
-        """
-        match request:
-            case GetOverview():
-                return OverviewAnswer(self.overview())
-            case AllocateSlice():
-                return self._allocate(request)
-            case ReleaseSlice():
-                try:
-                    self._server.release(request.client, request.devices)
-                except _native.StatusError as error:
-                    raise SliceError(error.args[1]) from None
-            case AddIsland():
-                asked = IslandSettings(request.hosts, request.devices)
-                return IslandAdded(self.add_island(Settings(islands=(asked,)).islands[0]))
-            case RemoveIsland():
-                self.remove_island(request.island, force=request.force)
-        return Done()
-
-    def _allocate(self, request: AllocateSlice) -> SliceAllocated:
-        try:
-            devices, island = self._server.allocate(
-                request.client, request.shape, request.island, request.memory_bytes
-            )
-        except _native.StatusError as error:
-            raise SliceError(error.args[1]) from None
-        return SliceAllocated(devices, island)
 
     def _start_island(self, number: int, island: IslandSettings, hosts: list[int]) -> None:
         """Starts the hosts of an island, without waiting until they are up."""

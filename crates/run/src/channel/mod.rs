@@ -26,7 +26,7 @@ use std::time::Duration;
 use base::{Channel, Code, HostId, Status, TransferTag};
 use parking_lot::{FairMutex, Mutex, RwLock};
 
-use crate::identity::Users;
+use transport::identity::Users;
 
 pub use memory::{Filling, Payload, SharedMemory};
 

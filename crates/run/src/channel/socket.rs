@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use crate::identity::Users;
+use transport::identity::Users;
 
 /// Timeout of a connection attempt; an address that is not routable gives no answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
