@@ -288,7 +288,7 @@ class Up:
         return admin.overview(self.directory)
 
     def logs(self) -> list[LogRecord]:
-        """What controller and hosts have printed, as far as it is kept; nothing once it has ended."""
+        """What controller and hosts have printed, as far as it is kept, while it is up."""
         found: list[LogRecord] = []
         with contextlib.suppress(NotRunningError, StopIteration):
             while more := admin.read_logs(

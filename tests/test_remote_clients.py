@@ -213,10 +213,11 @@ def test_tokens_of_hosts_are_no_tokens_of_clients(gated: Gated) -> None:
 
 def test_a_revoked_token_ends_its_clients(gated: Gated) -> None:
     code = """
-    x = jax.device_put(np.ones(4), jax.devices()[0])
-    say("ready")
+    step = jax.jit(lambda x: x + 1)
+    x = step(jax.device_put(np.ones(4), jax.devices()[0]))
+    say("ready", of=float(step(x)[0]))
     sys.stdin.readline()
-    say("error", text=fails(lambda: float((x + 1).sum()))[1])
+    say("error", text=fails(lambda: np.asarray(step(x)))[1])
     """
     with gated.remote("client") as remote:
         command = [sys.executable, "-c", PREAMBLE + "\n".join(map(str.strip, code.splitlines()))]
@@ -233,7 +234,7 @@ def test_a_revoked_token_ends_its_clients(gated: Gated) -> None:
             admin.revoke_token(gated.directory, one["token"])
             until(lambda: not gated.overview()["clients"], 10, "it is a client no more")
             output, _ = working.communicate("\n", timeout=60)
-            assert said(output, "error")["text"]
+            assert "has ended" in said(output, "error")["text"]
 
 
 def test_other_users_of_the_machine_get_nothing_from_a_connection(gated: Gated) -> None:
