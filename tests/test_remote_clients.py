@@ -234,7 +234,7 @@ def test_a_revoked_token_ends_its_clients(gated: Gated) -> None:
             admin.revoke_token(gated.directory, one["token"])
             until(lambda: not gated.overview()["clients"], 10, "it is a client no more")
             output, _ = working.communicate("\n", timeout=60)
-            assert "has ended" in said(output, "error")["text"]
+            assert "UNAVAILABLE" in said(output, "error")["text"]
 
 
 def test_other_users_of_the_machine_get_nothing_from_a_connection(gated: Gated) -> None:

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use rustix::net::sockopt;
-use rustls::ServerConfig;
+use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
@@ -18,6 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use crate::stream::{BufferedStream, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{Authority, Peer, PeerRole, Peers, TokenId, Tokens, TransportError};
 
@@ -27,14 +27,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const UNPROVED_MAX: usize = 256;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
-/// Time of silence after which the kernel asks whether the other end is there.
-const SILENT: Duration = Duration::from_secs(6);
-/// How often it asks before it closes a connection.
-const KEEPALIVE_RETRIES: u32 = 4;
 /// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 256;
-/// Bytes that are copied at a time in each direction.
-const COPIED: usize = 256 << 10;
 /// What a request begins with.
 const VERSION: &str = "fairway/1";
 
@@ -243,7 +237,7 @@ impl Drop for EndWith {
 
 /// Connects a peer to a service until either end closes or vanishes.
 async fn carry(
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<BufferedStream>,
     peer: Peer,
     service: ServiceAddress,
     shared: &Shared,
@@ -272,7 +266,7 @@ async fn carry(
 
 /// Connects a peer to a service.
 async fn join(
-    mut peer: TlsStream<TcpStream>,
+    mut peer: TlsStream<BufferedStream>,
     service: io::Result<impl AsyncRead + AsyncWrite + Unpin>,
 ) -> io::Result<()> {
     match service {
@@ -287,24 +281,16 @@ async fn join(
     }
 }
 
-/// Copies in both directions until both have ended, or one has failed.
-pub(crate) async fn copy(
-    one: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    other: &mut (impl AsyncRead + AsyncWrite + Unpin),
-) -> io::Result<()> {
-    tokio::io::copy_bidirectional_with_sizes(one, other, COPIED, COPIED).await?;
-    Ok(())
-}
-
 /// Returns the connection once its peer has proved a token that admits it to the service.
 async fn prove(
     stream: TcpStream,
     shared: &Shared,
-) -> Result<(TlsStream<TcpStream>, Peer, ServiceAddress), String> {
-    stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    keep_alive(&stream).map_err(|error| error.to_string())?;
+) -> Result<(TlsStream<BufferedStream>, Peer, ServiceAddress), String> {
     let address = stream.peer_addr().map_err(|error| error.to_string())?;
-    let mut stream = shared.tls.accept(stream).await.map_err(|error| format!("no TLS: {error}"))?;
+    let stream = prepared(stream).map_err(|error| error.to_string())?;
+    let unsent = |tls: &mut ServerConnection| tls.set_buffer_limit(Some(UNSENT));
+    let accepting = shared.tls.accept_with(stream, unsent).await;
+    let mut stream = accepting.map_err(|error| format!("no TLS: {error}"))?;
     let request = read_line(&mut stream).await.map_err(|error| format!("no request: {error}"))?;
     let binding = stream.get_ref().1.export_keying_material([0; BINDING], LABEL, None);
     let found = match binding {
@@ -318,17 +304,6 @@ async fn prove(
             Err(reason)
         }
     }
-}
-
-/// Lets the kernel notice that the other machine has vanished, within about half a minute.
-pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENT)?;
-    sockopt::set_tcp_keepintvl(stream, SILENT)?;
-    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_RETRIES)?;
-    let unacknowledged = (SILENT * (KEEPALIVE_RETRIES + 1)).as_millis();
-    sockopt::set_tcp_user_timeout(stream, unacknowledged as u32)?;
-    Ok(())
 }
 
 /// Returns the service that a request asks for, if its token admits it.
@@ -382,7 +357,7 @@ pub(crate) async fn read_line(stream: &mut (impl AsyncRead + Unpin)) -> io::Resu
     Err(io::Error::other("the line is too long"))
 }
 
-async fn answer(stream: &mut TlsStream<TcpStream>, text: &str) -> io::Result<()> {
+async fn answer(stream: &mut TlsStream<BufferedStream>, text: &str) -> io::Result<()> {
     stream.write_all(text.as_bytes()).await?;
     stream.flush().await
 }

@@ -15,6 +15,7 @@ mod gateway;
 pub mod identity;
 mod peers;
 mod remote;
+mod stream;
 mod token;
 
 pub use authority::Authority;
@@ -22,4 +23,5 @@ pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
 pub use peers::{Peer, Peers};
 pub use remote::{Carrier, Remote};
+pub use stream::BufferedStream;
 pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustls::ClientConnection;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -15,8 +16,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::authority::{server_name, trusting};
-use crate::gateway::{copy, keep_alive, read_line, request};
+use crate::gateway::{read_line, request};
 use crate::identity::Users;
+use crate::stream::{BufferedStream, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{Token, TransportError};
 
@@ -59,7 +61,10 @@ impl Remote {
     ///
     /// # Errors
     /// The address does not answer, is another controller's, or refuses the token.
-    pub async fn connect(&self, service: &str) -> Result<TlsStream<TcpStream>, TransportError> {
+    pub async fn connect(
+        &self,
+        service: &str,
+    ) -> Result<TlsStream<BufferedStream>, TransportError> {
         let connecting = tokio::time::timeout(ANSWER, self.connect_now(service)).await;
         connecting.unwrap_or_else(|_| {
             let late = format!("no answer within {} s", ANSWER.as_secs());
@@ -67,7 +72,10 @@ impl Remote {
         })
     }
 
-    async fn connect_now(&self, service: &str) -> Result<TlsStream<TcpStream>, TransportError> {
+    async fn connect_now(
+        &self,
+        service: &str,
+    ) -> Result<TlsStream<BufferedStream>, TransportError> {
         let (_, mut stream) = self.prove(service).await?;
         let answer = read_line(&mut stream).await.map_err(|error| self.unreachable(error))?;
         match answer.split_once(' ') {
@@ -81,7 +89,7 @@ impl Remote {
 
     /// Connects, and checks that the other end is the controller.
     #[doc(hidden)]
-    pub async fn handshake(&self) -> Result<TlsStream<TcpStream>, TransportError> {
+    pub async fn handshake(&self) -> Result<TlsStream<BufferedStream>, TransportError> {
         let known = self.answered.load(Ordering::Relaxed);
         if let Some(address) = self.addresses.get(known) {
             return reach(address.clone(), self.connector.clone()).await;
@@ -113,7 +121,7 @@ impl Remote {
     pub async fn prove(
         &self,
         service: &str,
-    ) -> Result<(String, TlsStream<TcpStream>), TransportError> {
+    ) -> Result<(String, TlsStream<BufferedStream>), TransportError> {
         let mut stream = self.handshake().await?;
         let binding = stream.get_ref().1.export_keying_material([0; BINDING], LABEL, None);
         let binding = binding.map_err(|error| self.unreachable(io::Error::other(error)))?;
@@ -202,12 +210,12 @@ impl LocalListener for OwnersListener {
 async fn reach(
     address: String,
     connector: TlsConnector,
-) -> Result<TlsStream<TcpStream>, TransportError> {
+) -> Result<TlsStream<BufferedStream>, TransportError> {
     let unreachable = |source| TransportError::Connect { address: address.clone(), source };
     let stream = TcpStream::connect(&address).await.map_err(unreachable)?;
-    stream.set_nodelay(true).map_err(unreachable)?;
-    keep_alive(&stream).map_err(unreachable)?;
-    let connected = connector.connect(server_name(), stream).await;
+    let stream = prepared(stream).map_err(unreachable)?;
+    let unsent = |tls: &mut ClientConnection| tls.set_buffer_limit(Some(UNSENT));
+    let connected = connector.connect_with(server_name(), stream, unsent).await;
     connected.map_err(|error| TransportError::NotTheController {
         address: address.clone(),
         reason: error.to_string(),

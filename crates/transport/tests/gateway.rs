@@ -221,7 +221,7 @@ async fn services_learn_who_their_peers_are() {
     let grant = Grant { weight: 7, priority: -2 };
     let token = controller.tokens.create(PeerRole::Client, &controller.authority, grant, None);
     let mut stream = controller.remote(&token).connect("named").await.unwrap();
-    let here = stream.get_ref().0.local_addr().unwrap();
+    let here = stream.get_ref().0.get_ref().local_addr().unwrap();
     let line = format!("{here} {} client\n", token.id());
     let mut announced = vec![0; line.len()];
     stream.read_exact(&mut announced).await.unwrap();
@@ -236,7 +236,7 @@ async fn services_learn_who_their_peers_are() {
     let (_stream, from) = accepted.unwrap();
     let peer = controller.peers.behind(from).unwrap();
     assert_eq!((peer.token, peer.role, peer.grant), (token.id(), PeerRole::Client, grant));
-    assert_eq!(peer.address, far.unwrap().get_ref().0.local_addr().unwrap());
+    assert_eq!(peer.address, far.unwrap().get_ref().0.get_ref().local_addr().unwrap());
     assert_eq!(controller.peers.behind("127.0.0.1:1".parse().unwrap()), None);
 }
 
