@@ -194,7 +194,7 @@ def test_agents_that_send_nonsense_are_closed(own_runtime: Path, tmp_path: Path)
 
 def test_services_are_not_for_other_roles(own_runtime: Path, tmp_path: Path) -> None:
     refusals: list[str] = []
-    gateway = _native.Gateway("127.0.0.1:0", refusals.append, _native.CarriedPeers())
+    gateway = _native.Gateway("127.0.0.1:0", refusals.append)
     gateway.offer("control", "host", f"unix:{tmp_path}/control.sock")
     token = gateway.create_token("client", None)
     with pytest.raises(PermissionError, match="control is for tokens of role host"):

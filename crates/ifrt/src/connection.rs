@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
-use transport::Peer;
 use transport::identity::{LocalPeer, process_of};
+use transport::{Arrival, Peer};
 
 /// Maximum number of concurrent sessions of a connection; clients use one.
 pub(crate) const SESSIONS: usize = 8;
@@ -90,17 +90,36 @@ impl Identity {
     }
 }
 
+/// The bytes of a connection.
+#[derive(Debug)]
+pub(crate) enum ClientStream {
+    /// From this machine.
+    Local(TcpStream),
+    /// From another one, by the gateway.
+    Carried(Box<Arrival>),
+}
+
+/// Calls a method of the stream in a pinned connection.
+macro_rules! delegate {
+    ($connection:expr, $method:ident $(, $argument:expr)*) => {
+        match &mut $connection.stream {
+            ClientStream::Local(stream) => Pin::new(stream).$method($($argument),*),
+            ClientStream::Carried(stream) => Pin::new(stream.as_mut()).$method($($argument),*),
+        }
+    };
+}
+
 /// A connection that is closed unless a session is opened before a deadline.
 #[derive(Debug)]
 pub(crate) struct ProxyConnection {
-    stream: TcpStream,
+    stream: ClientStream,
     identity: Arc<Identity>,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl ProxyConnection {
     /// Wraps a connection, on which a session must be opened within `timeout`.
-    pub fn new(stream: TcpStream, identity: Arc<Identity>, timeout: Duration) -> Self {
+    pub fn new(stream: ClientStream, identity: Arc<Identity>, timeout: Duration) -> Self {
         Self { stream, identity, deadline: Box::pin(tokio::time::sleep(timeout)) }
     }
 
@@ -131,7 +150,7 @@ impl AsyncRead for ProxyConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        delegate!(self, poll_read, context, buffer)
     }
 }
 
@@ -142,7 +161,7 @@ impl AsyncWrite for ProxyConnection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        delegate!(self, poll_write, context, bytes)
     }
 
     fn poll_write_vectored(
@@ -151,18 +170,21 @@ impl AsyncWrite for ProxyConnection {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+        delegate!(self, poll_write_vectored, context, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            ClientStream::Local(stream) => stream.is_write_vectored(),
+            ClientStream::Carried(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        delegate!(self, poll_flush, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        delegate!(self, poll_shutdown, context)
     }
 }

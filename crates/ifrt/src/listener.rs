@@ -12,10 +12,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use transport::Peers;
+use transport::Arrival;
 use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
 
-use crate::connection::{ConnectionPeer, Identity, ProxyConnection};
+use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection};
 
 use crate::buffers::Buffers;
 use crate::presentation::Presentation;
@@ -71,7 +71,6 @@ pub struct Listener {
     listener: TcpListener,
     address: String,
     users: Users,
-    peers: Peers,
 }
 
 impl Listener {
@@ -81,12 +80,9 @@ impl Listener {
     /// machines come through the gateway. Over Unix sockets the stock client sends the escaped path in
     /// place of a host name, which HTTP/2 servers refuse.
     ///
-    /// # Arguments
-    /// - `peers`: who is behind connections of the gateway.
-    ///
     /// # Errors
     /// The address is malformed, not a loopback address, or in use.
-    pub async fn open(address: &str, users: Users, peers: Peers) -> Result<Self, DoorError> {
+    pub async fn open(address: &str, users: Users) -> Result<Self, DoorError> {
         let bind = |source| DoorError::Bind { address: address.to_owned(), source };
         let refuse = |reason: &str| DoorError::Address {
             address: address.to_owned(),
@@ -104,7 +100,7 @@ impl Listener {
         }
         let listener = TcpListener::bind(place).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?.to_string();
-        Ok(Self { listener, address, users, peers })
+        Ok(Self { listener, address, users })
     }
 
     /// Returns the bound address, including its port.
@@ -114,12 +110,16 @@ impl Listener {
 
     /// Serves clients until `until` completes.
     ///
+    /// # Arguments
+    /// - `arrivals`: clients of other machines, from the gateway.
+    ///
     /// # Errors
     /// The transport fails.
     pub async fn serve(
         self,
         world: Arc<World>,
         presentation: Presentation,
+        arrivals: mpsc::Receiver<Arrival>,
         until: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
         let service = FrontDoor { world, buffers: Arc::new(Buffers::default()), presentation };
@@ -127,7 +127,7 @@ impl Listener {
             .max_decoding_message_size(REQUEST_LIMIT)
             .max_encoding_message_size(REQUEST_LIMIT);
         let (sender, receiver) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, (self.users, self.peers), sender));
+        let accepting = tokio::spawn(accept(self.listener, self.users, arrivals, sender));
         let served = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -166,43 +166,60 @@ fn connection_limit() -> usize {
 
 async fn accept(
     listener: TcpListener,
-    (users, peers): (Users, Peers),
+    users: Users,
+    mut arrivals: mpsc::Receiver<Arrival>,
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
 ) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
     let open = Arc::new(Semaphore::new(connection_limit()));
-    let mut refusals = BTreeSet::new();
+    let mut refusals = Refusals::default();
     loop {
         let slot = open.clone().acquire_owned().await.expect("never closed");
         let permit = pending.clone().acquire_owned().await.expect("never closed");
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+        let accepted = tokio::select! {
+            accepted = listener.accept() => admit(accepted, &users, &mut refusals).await,
+            Some(arrival) = arrivals.recv() => {
+                let peer = ConnectionPeer::Carried(arrival.peer);
+                Some((ClientStream::Carried(Box::new(arrival)), peer))
             }
         };
-        let checked = match peers.behind(peer) {
-            Some(peer) => Ok(ConnectionPeer::Carried(peer)),
-            None => check(&users, &stream, peer).await.map(ConnectionPeer::Local),
-        };
-        let peer = match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
-            Ok(peer) => peer,
-            // A port probe: the peer has already closed the connection.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => {
-                let text = error.to_string();
-                if refusals.len() < REFUSALS_SHOWN && refusals.insert(text.clone()) {
-                    eprintln!("fairway: a client's connection was refused: {text}");
-                }
-                continue;
-            }
-        };
+        let Some((stream, peer)) = accepted else { continue };
         let identity = Arc::new(Identity::new(peer, permit, slot));
         let connection = ProxyConnection::new(stream, identity, HANDSHAKE_TIMEOUT);
         if sender.send(Ok(connection)).await.is_err() {
             return;
+        }
+    }
+}
+
+/// The reasons of refusals that were printed.
+type Refusals = BTreeSet<String>;
+
+/// Returns a connection of this machine if its user is admitted.
+async fn admit(
+    accepted: io::Result<(TcpStream, SocketAddr)>,
+    users: &Users,
+    refusals: &mut Refusals,
+) -> Option<(ClientStream, ConnectionPeer)> {
+    let (stream, peer) = match accepted {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            tracing::warn!(%error, "a connection could not be accepted");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            return None;
+        }
+    };
+    let checked = check(users, &stream, peer).await;
+    match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
+        Ok(peer) => Some((ClientStream::Local(stream), ConnectionPeer::Local(peer))),
+        // A port probe: the peer has already closed the connection.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            let text = error.to_string();
+            if refusals.len() < REFUSALS_SHOWN && refusals.insert(text.clone()) {
+                eprintln!("fairway: a client's connection was refused: {text}");
+            }
+            None
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Python bindings of connections between machines.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,9 +8,10 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyPermissionError, PyValueError};
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
 use transport::{
-    Authority, Carrier, Gateway, Grant, PeerRole, Peers, Refusal, Remote, Service, ServiceAddress,
-    StoredToken, Token, TokenId, Tokens, TransportError,
+    Arrival, Authority, Carrier, Gateway, Grant, PeerRole, Refusal, Remote, Service,
+    ServiceAddress, StoredToken, Token, TokenId, Tokens, TransportError,
 };
 
 use crate::{os_error, wrong};
@@ -37,18 +37,6 @@ fn runtime() -> PyResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1).thread_name("fairway-gateway").enable_all();
     builder.build().map_err(os_error)
-}
-
-/// Who is behind the connections of a gateway; a server asks it of its clients.
-#[pyclass(frozen, module = "fairway._native")]
-pub(crate) struct CarriedPeers(pub Peers);
-
-#[pymethods]
-impl CarriedPeers {
-    #[new]
-    fn new() -> Self {
-        Self(Peers::default())
-    }
 }
 
 /// A token as its controller keeps it, with its secret.
@@ -106,19 +94,16 @@ pub(crate) struct PyGateway {
 impl PyGateway {
     /// Listens at a host and port.
     ///
-    /// `refused` is called with a sentence on each refused connection, and `peers` get those behind
-    /// connections to TCP services. `authority` is what [`Self::authority`] returned before; None makes
-    /// a new one.
+    /// `refused` is called with a sentence on each refused connection. `authority` is what
+    /// [`Self::authority`] returned before; None makes a new one.
     #[new]
-    #[pyo3(signature = (address, refused, peers, authority=None))]
+    #[pyo3(signature = (address, refused, authority=None))]
     fn new(
         py: Python<'_>,
         address: &str,
         refused: Py<PyAny>,
-        peers: &CarriedPeers,
         authority: Option<&str>,
     ) -> PyResult<Self> {
-        let peers = peers.0.clone();
         py.detach(|| {
             let runtime = runtime()?;
             let authority = authority.map_or_else(Authority::create, Authority::from_pem);
@@ -131,7 +116,7 @@ impl PyGateway {
                     }
                 });
             };
-            let opening = Gateway::open(address, &authority, tokens.clone(), peers, report);
+            let opening = Gateway::open(address, &authority, tokens.clone(), report);
             let gateway = runtime.block_on(opening).map_err(failed)?;
             let address = gateway.address().to_string();
             Ok(Self { authority, tokens, address, open: Mutex::new(Some((gateway, runtime))) })
@@ -150,16 +135,13 @@ impl PyGateway {
         self.authority.to_pem()
     }
 
-    /// Offers a service to a role: `unix:PATH`, `announced:PATH` where a line comes first that says who
-    /// the peer is, or `tcp:ADDRESS:PORT` of the loopback interface.
+    /// Offers a service to a role: `unix:PATH`, or `announced:PATH` where a line comes first that says
+    /// who the peer is.
     fn offer(&self, name: &str, role_name: &str, address: &str) -> PyResult<()> {
         let address = match address.split_once(':') {
             Some(("unix", path)) => ServiceAddress::Unix(PathBuf::from(path)),
             Some(("announced", path)) => ServiceAddress::Announced(PathBuf::from(path)),
-            Some(("tcp", place)) => {
-                ServiceAddress::Tcp(place.parse::<SocketAddr>().map_err(wrong)?)
-            }
-            _ => return Err(PyValueError::new_err("expected unix:, announced: or tcp:")),
+            _ => return Err(PyValueError::new_err("expected unix:PATH or announced:PATH")),
         };
         if let Some((gateway, _)) = &*self.open.lock() {
             gateway.offer(name, Service { role: role(role_name)?, address });
@@ -206,6 +188,15 @@ impl PyGateway {
                 runtime.shutdown_timeout(Duration::from_secs(1));
             }
         });
+    }
+}
+
+impl PyGateway {
+    /// Offers a service of this process to a role.
+    pub(crate) fn offer_inside(&self, name: &str, role: PeerRole, arrivals: mpsc::Sender<Arrival>) {
+        if let Some((gateway, _)) = &*self.open.lock() {
+            gateway.offer(name, Service { role, address: ServiceAddress::Inside(arrivals) });
+        }
     }
 }
 

@@ -66,7 +66,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
-    module.add_class::<gateway::CarriedPeers>()?;
     module.add_class::<gateway::PyGateway>()?;
     module.add_class::<gateway::PyRemote>()?;
     module.add_class::<device_plans::PyDevicePlan>()?;

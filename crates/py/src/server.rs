@@ -18,11 +18,14 @@ use run::channel::{CONTROLLER, DataPlane};
 use run::{ClientConnection, ProcessAction, World};
 use tokio::sync::{mpsc, watch};
 use topology::{Cluster, IslandSpec};
-use transport::Peers;
 use transport::identity::Users;
+use transport::{Arrival, PeerRole};
 
-use crate::gateway::CarriedPeers;
+use crate::gateway::PyGateway;
 use crate::{os_error, status_error};
+
+/// Maximum number of clients of other machines that wait to be accepted.
+const ARRIVALS: usize = 16;
 
 /// A running controller with its client listener.
 #[pyclass(frozen, module = "fairway._native")]
@@ -32,7 +35,7 @@ pub(crate) struct Server {
     stopped: Mutex<mpsc::UnboundedReceiver<ProcessAction>>,
     end: watch::Sender<bool>,
     address: String,
-    peers: Peers,
+    arrivals: mpsc::Sender<Arrival>,
 }
 
 #[pymethods]
@@ -68,17 +71,17 @@ impl Server {
                 directory: directory.to_string_lossy().into_owned(),
             };
             let (end, ended) = watch::channel(false);
-            let peers = Peers::default();
+            let (arrivals, arrived) = mpsc::channel(ARRIVALS);
             let address = runtime.block_on(open(
                 world.clone(),
-                (&listen, Users::owner_and(&users), peers.clone()),
+                (&listen, Users::owner_and(&users), arrived),
                 &directory,
                 token,
                 presentation,
                 ended,
             ))?;
             let runtime = Mutex::new(Some(runtime));
-            Ok(Self { world, runtime, stopped: Mutex::new(stopped), end, address, peers })
+            Ok(Self { world, runtime, stopped: Mutex::new(stopped), end, address, arrivals })
         })
     }
 
@@ -88,10 +91,9 @@ impl Server {
         &self.address
     }
 
-    /// Who is behind connections of the gateway, for [`crate::gateway::PyGateway`].
-    #[getter]
-    fn peers(&self) -> CarriedPeers {
-        CarriedPeers(self.peers.clone())
+    /// Offers this server to clients of other machines, as the gateway's service of this name.
+    fn offer(&self, gateway: &PyGateway, service: &str) {
+        gateway.offer_inside(service, PeerRole::Client, self.arrivals.clone());
     }
 
     /// Returns whether all hosts have joined.
@@ -218,7 +220,7 @@ fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
 
 async fn open(
     world: Arc<World>,
-    (listen, users, peers): (&str, Users, Peers),
+    (listen, users, arrivals): (&str, Users, mpsc::Receiver<Arrival>),
     directory: &std::path::Path,
     token: String,
     presentation: ifrt::Presentation,
@@ -226,18 +228,17 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token));
-    let listener =
-        ifrt::Listener::open(listen, users, peers).await.map_err(|error| match error {
-            ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
-            ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
-        })?;
+    let listener = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
+        ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
+        ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
+    })?;
     let address = listener.address().to_owned();
     tokio::spawn(World::tick(Arc::downgrade(&world)));
     tokio::spawn(async move {
         let until = async move {
             let _ = ended.wait_for(|&over| over).await;
         };
-        if let Err(error) = listener.serve(world, presentation, until).await {
+        if let Err(error) = listener.serve(world, presentation, arrivals, until).await {
             eprintln!("fairway: the listener for clients failed: {error}");
         }
     });

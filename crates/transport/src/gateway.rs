@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::stream::{BufferedStream, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
-use crate::{Authority, Peer, PeerRole, Peers, TokenId, Tokens, TransportError};
+use crate::{Arrival, Authority, Peer, PeerRole, TokenId, Tokens, TransportError};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -29,22 +29,24 @@ const UNPROVED_MAX: usize = 256;
 const CONNECTIONS_MAX: usize = 1 << 14;
 /// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 256;
+/// The answer where a service is gone.
+const ENDED: &str = "refused the service has ended\n";
 /// What a request begins with.
 const VERSION: &str = "fairway/1";
 
-/// Where a service listens on the controller's own machine.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Where a service takes connections.
+#[derive(Clone, Debug)]
 pub enum ServiceAddress {
     /// A Unix socket.
     Unix(PathBuf),
     /// A Unix socket where a line comes first that says who the peer is, as [`Peer`] is printed.
     Announced(PathBuf),
-    /// A port of the loopback interface; the service asks [`Peers`] who is there.
-    Tcp(SocketAddr),
+    /// In this process.
+    Inside(mpsc::Sender<Arrival>),
 }
 
-/// A socket of the controller that peers may be connected to.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A part of the controller that peers may be connected to.
+#[derive(Clone, Debug)]
 pub struct Service {
     /// The role of its peers.
     pub role: PeerRole,
@@ -71,7 +73,6 @@ impl fmt::Display for Refusal {
 struct Shared {
     tls: TlsAcceptor,
     tokens: Arc<Tokens>,
-    peers: Peers,
     services: RwLock<BTreeMap<String, Service>>,
     serving_by: Mutex<BTreeMap<TokenId, Vec<AbortHandle>>>,
     serving: Semaphore,
@@ -104,7 +105,6 @@ impl Gateway {
     ///
     /// # Arguments
     /// - `address`: host and port; port 0 takes any that is free.
-    /// - `peers`: where services find who their peers are.
     /// - `refused`: called for each connection that is refused.
     ///
     /// # Errors
@@ -113,7 +113,6 @@ impl Gateway {
         address: &str,
         authority: &Authority,
         tokens: Arc<Tokens>,
-        peers: Peers,
         refused: impl Fn(Refusal) + Send + Sync + 'static,
     ) -> Result<Self, TransportError> {
         let tls: Arc<ServerConfig> = authority.listener()?;
@@ -123,7 +122,6 @@ impl Gateway {
         let shared = Arc::new(Shared {
             tls: TlsAcceptor::from(tls),
             tokens,
-            peers,
             services: RwLock::default(),
             serving_by: Mutex::default(),
             serving: Semaphore::new(CONNECTIONS_MAX),
@@ -219,8 +217,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
         let _ = answer(&mut stream, "refused too many connections\n").await;
         return refuse("too many connections".to_owned());
     };
-    let serving = shared.clone();
-    let connection = tokio::spawn(async move { carry(stream, peer, service, &serving).await });
+    let connection = tokio::spawn(carry(stream, peer, service));
     let _end = EndWith(connection.abort_handle());
     shared.note_serving(peer.token, connection.abort_handle());
     let _ = connection.await;
@@ -237,10 +234,9 @@ impl Drop for EndWith {
 
 /// Connects a peer to a service until either end closes or vanishes.
 async fn carry(
-    stream: TlsStream<BufferedStream>,
+    mut stream: TlsStream<BufferedStream>,
     peer: Peer,
     service: ServiceAddress,
-    shared: &Shared,
 ) -> io::Result<()> {
     match service {
         ServiceAddress::Unix(path) => join(stream, UnixStream::connect(path).await).await,
@@ -251,15 +247,15 @@ async fn carry(
             }
             join(stream, service).await
         }
-        ServiceAddress::Tcp(address) => {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            socket.bind(SocketAddr::new(address.ip(), 0))?;
-            let _recorded = shared.peers.record(socket.local_addr()?, peer);
-            let service = socket.connect(address).await;
-            if let Ok(service) = &service {
-                service.set_nodelay(true)?;
-            }
-            join(stream, service).await
+        ServiceAddress::Inside(arrivals) => {
+            let Ok(place) = arrivals.reserve().await else {
+                return answer(&mut stream, ENDED).await;
+            };
+            answer(&mut stream, "ok\n").await?;
+            let (arrival, _open, dropped) = Arrival::new(peer, stream);
+            place.send(arrival);
+            let _ = dropped.await;
+            Ok(())
         }
     }
 }
@@ -275,7 +271,7 @@ async fn join(
             copy(&mut peer, &mut service).await
         }
         Err(error) => {
-            answer(&mut peer, "refused the service has ended\n").await?;
+            answer(&mut peer, ENDED).await?;
             Err(error)
         }
     }

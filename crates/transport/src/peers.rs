@@ -1,11 +1,16 @@
 //! Who is at the other end of connections that the gateway carries.
 
-use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use crate::{Grant, PeerRole, TokenId};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
+use tokio_rustls::server::TlsStream;
+
+use crate::{BufferedStream, Grant, PeerRole, TokenId};
 
 /// A process of another machine that has proved a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,37 +32,76 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The peers of a gateway's connections to TCP services, by the address of its own end of each.
-///
-/// The service sees a connection of this process; here it finds who is behind it.
-#[derive(Clone, Default, Debug)]
-pub struct Peers(Arc<Mutex<HashMap<SocketAddr, Peer>>>);
+/// A connection for a service of this process, which ends when its token is revoked.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Who is at the other end.
+    pub peer: Peer,
+    stream: TlsStream<BufferedStream>,
+    /// Ready once the gateway has closed the connection.
+    closed: oneshot::Receiver<()>,
+    /// Tells the gateway that the service has dropped the connection.
+    _held: oneshot::Sender<()>,
+}
 
-impl Peers {
-    /// Returns the peer behind a connection from this address; `None` if it is carried for none.
-    pub fn behind(&self, address: SocketAddr) -> Option<Peer> {
-        self.locked().get(&address).copied()
+impl Arrival {
+    /// Returns an arrival, what keeps it open, and what is ready once it was dropped.
+    pub(crate) fn new(
+        peer: Peer,
+        stream: TlsStream<BufferedStream>,
+    ) -> (Self, oneshot::Sender<()>, oneshot::Receiver<()>) {
+        let (open, closed) = oneshot::channel();
+        let (held, dropped) = oneshot::channel();
+        (Self { peer, stream, closed, _held: held }, open, dropped)
     }
 
-    /// Records a peer for as long as the value lives.
-    pub(crate) fn record(&self, address: SocketAddr, peer: Peer) -> Recorded {
-        self.locked().insert(address, peer);
-        Recorded { peers: self.clone(), address }
-    }
-
-    fn locked(&self) -> MutexGuard<'_, HashMap<SocketAddr, Peer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        match Pin::new(&mut self.closed).poll(context) {
+            Poll::Pending => Ok(()),
+            Poll::Ready(_) => Err(io::ErrorKind::ConnectionAborted.into()),
+        }
     }
 }
 
-/// A peer in the record.
-pub(crate) struct Recorded {
-    peers: Peers,
-    address: SocketAddr,
+impl AsyncRead for Arrival {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
 }
 
-impl Drop for Recorded {
-    fn drop(&mut self) {
-        self.peers.locked().remove(&self.address);
+impl AsyncWrite for Arrival {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

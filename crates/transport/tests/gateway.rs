@@ -8,9 +8,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use transport::{
-    Authority, Gateway, Grant, PeerRole, Peers, Refusal, Remote, Service, ServiceAddress,
-    StoredToken, Token, Tokens, TransportError,
+    Authority, Gateway, Grant, PeerRole, Refusal, Remote, Service, ServiceAddress, StoredToken,
+    Token, Tokens, TransportError,
 };
 
 /// A controller with a service of each role, which returns what it gets.
@@ -18,7 +19,6 @@ struct Controller {
     gateway: Gateway,
     authority: Authority,
     tokens: Arc<Tokens>,
-    peers: Peers,
     refusals: Arc<Mutex<Vec<Refusal>>>,
     folder: PathBuf,
 }
@@ -46,14 +46,11 @@ impl Controller {
     async fn start_with(name: &str, authority: Authority) -> Self {
         let folder = std::env::temp_dir().join(format!("fairway-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let peers = Peers::default();
         let (tokens, refusals) = (Arc::new(Tokens::default()), Arc::new(Mutex::default()));
         let seen: Arc<Mutex<Vec<Refusal>>> = refusals;
         let refused = seen.clone();
         let note = move |refusal| refused.lock().unwrap().push(refusal);
-        let gateway = Gateway::open("127.0.0.1:0", &authority, tokens.clone(), peers.clone(), note)
-            .await
-            .unwrap();
+        let gateway = Gateway::open("127.0.0.1:0", &authority, tokens.clone(), note).await.unwrap();
         let path = folder.join("hosts.sock");
         let hosts = UnixListener::bind(&path).unwrap();
         tokio::spawn(async move {
@@ -61,11 +58,11 @@ impl Controller {
                 tokio::spawn(echo(stream));
             }
         });
-        let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = ServiceAddress::Tcp(clients.local_addr().unwrap());
+        let (arrivals, mut arrived) = mpsc::channel(4);
+        let address = ServiceAddress::Inside(arrivals);
         tokio::spawn(async move {
-            while let Ok((stream, _)) = clients.accept().await {
-                tokio::spawn(echo(stream));
+            while let Some(arrival) = arrived.recv().await {
+                tokio::spawn(echo(arrival));
             }
         });
         gateway.offer(
@@ -77,7 +74,7 @@ impl Controller {
         gateway.offer("clients", Service { role: PeerRole::Client, address });
         let gone = ServiceAddress::Unix(folder.join("gone.sock"));
         gateway.offer("gone", Service { role: PeerRole::Client, address: gone });
-        Self { gateway, authority, tokens, peers, refusals: seen, folder }
+        Self { gateway, authority, tokens, refusals: seen, folder }
     }
 
     fn token(&self, role: PeerRole) -> Token {
@@ -227,17 +224,17 @@ async fn services_learn_who_their_peers_are() {
     stream.read_exact(&mut announced).await.unwrap();
     assert_eq!(String::from_utf8(announced).unwrap(), line);
 
-    // A TCP service sees the gateway's own address, under which the peer is recorded.
-    let seen = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = ServiceAddress::Tcp(seen.local_addr().unwrap());
-    controller.gateway.offer("seen", Service { role: PeerRole::Client, address });
-    let remote = controller.remote(&token);
-    let (far, accepted) = tokio::join!(remote.connect("seen"), seen.accept());
-    let (_stream, from) = accepted.unwrap();
-    let peer = controller.peers.behind(from).unwrap();
+    // A service of this process gets it with the connection, which ends with its token.
+    let (arrivals, mut arrived) = mpsc::channel(1);
+    let address = ServiceAddress::Inside(arrivals);
+    controller.gateway.offer("inside", Service { role: PeerRole::Client, address });
+    let far = controller.remote(&token).connect("inside").await.unwrap();
+    let mut arrival = arrived.recv().await.unwrap();
+    let peer = arrival.peer;
     assert_eq!((peer.token, peer.role, peer.grant), (token.id(), PeerRole::Client, grant));
-    assert_eq!(peer.address, far.unwrap().get_ref().0.get_ref().local_addr().unwrap());
-    assert_eq!(controller.peers.behind("127.0.0.1:1".parse().unwrap()), None);
+    assert_eq!(peer.address, far.get_ref().0.get_ref().local_addr().unwrap());
+    assert!(controller.gateway.revoke(token.id()));
+    assert!(arrival.read_u8().await.is_err());
 }
 
 #[tokio::test]

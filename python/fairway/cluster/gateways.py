@@ -29,7 +29,6 @@ class ControllerGateway:
 
     Args:
         address: host and port; port 0 takes any that is free.
-        server: the controller, whose clients are to be known.
         directory: of the run, for the file with the token of hosts.
         state: folder where the authority and tokens are kept; None keeps neither.
         refused: called with a sentence on each connection that is refused.
@@ -42,7 +41,6 @@ class ControllerGateway:
     def __init__(
         self,
         address: str,
-        server: _native.Server,
         directory: Path,
         state: Path | None,
         refused: Callable[[str], None],
@@ -51,7 +49,7 @@ class ControllerGateway:
         self._kept: set[str] = set()
         """Ids of the tokens that are valid after a new start, too."""
         authority = _read(state / AUTHORITY) if state is not None else None
-        self._gateway = _native.Gateway(address, refused, server.peers, authority)
+        self._gateway = _native.Gateway(address, refused, authority)
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
         if state is not None:
@@ -79,11 +77,15 @@ class ControllerGateway:
         return tuple(f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found)
 
     def offer(self, service: str, role: str, address: str) -> None:
-        """Offers a local socket to peers of a role: ``unix:PATH``, or ``tcp:ADDRESS:PORT``.
+        """Offers a Unix socket to peers of a role: ``unix:PATH``.
 
-        At ``announced:PATH``, a Unix socket, a line comes first that says who the peer is.
+        At ``announced:PATH`` a line comes first that says who the peer is.
         """
         self._gateway.offer(service, role, address)
+
+    def offer_clients(self, server: _native.Server) -> None:
+        """Lets clients of other machines connect to a controller."""
+        server.offer(self._gateway, "clients")
 
     def create_token(
         self,

@@ -199,9 +199,7 @@ class Run:
         if not self.settings.gateway:
             return None
         state = state_directory(self.cluster) if self.cluster is not None else None
-        return ControllerGateway(
-            self.settings.gateway, self._server, self.directory, state, self._report
-        )
+        return ControllerGateway(self.settings.gateway, self.directory, state, self._report)
 
     def _accept_agents(self) -> JoinedHosts:
         """Lets agents of other machines join; launches some where the settings say so.
@@ -259,7 +257,7 @@ class Run:
             remote = remote_socket_path(self.directory)
             self._admins.append(AdminSocket(remote, service.answer, is_announced=True))
             self._gateway.offer("admin", "client", f"announced:{remote}")
-            self._gateway.offer("clients", "client", f"tcp:{self._server.address}")
+            self._gateway.offer_clients(self._server)
         # Its path shows that the run is up, so it comes last.
         self._admins.append(AdminSocket(socket_path(self.directory), service.answer))
 
