@@ -65,24 +65,28 @@ def on(remote: RemoteCluster, **environment: str) -> dict[str, str]:
 
 
 def test_a_script_runs_on_a_cluster_that_is_reached_by_its_gateway(
-    gated: Gated, tmp_path: Path
+    gated: Gated, tmp_path: Path, own_runtime: Path
 ) -> None:
     """As another machine's user types it: with the address, and the token in a file."""
     (tmp_path / "token").write_text(gated.token("client") + "\n")
     script = tmp_path / "sum.py"
     script.write_text(PREAMBLE + SUM)
-    apart = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    apart = {"XDG_RUNTIME_DIR": str(own_runtime)}
     joining = ("--cluster", gated.gateway, "--token-file", str(tmp_path / "token"))
     ended = fairway("run", *joining, str(script), **apart)
     assert said(ended.stdout, "sum") == {"of": 2016.0}, ended.stderr
     shown = fairway("status", *joining, **apart)
     assert f"main@{gated.gateway}" in shown.stdout
-    assert not list(tmp_path.glob("fairway-*/run-*")), "a connection leaves nothing"
+    assert not list(own_runtime.glob("fairway-*/run-*")), "a connection leaves nothing"
 
 
-def test_a_connected_cluster_is_found_as_a_local_one(gated: Gated, tmp_path: Path) -> None:
+def test_a_connected_cluster_is_found_as_a_local_one(gated: Gated, own_runtime: Path) -> None:
     """``fairway connect`` prints what clients need, and other commands find it."""
-    apart = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "FAIRWAY_TOKEN": gated.token("client")}
+    apart = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": str(own_runtime),
+        "FAIRWAY_TOKEN": gated.token("client"),
+    }
     connecting = [sys.executable, "-m", "fairway", "connect", gated.gateway]
     with subprocess.Popen(connecting, env=apart, stdout=subprocess.PIPE, text=True) as connected:
         assert connected.stdout is not None
@@ -91,7 +95,7 @@ def test_a_connected_cluster_is_found_as_a_local_one(gated: Gated, tmp_path: Pat
         assert set(given) == {"JAX_PLATFORMS", "JAX_BACKEND_TARGET"}
         for _ in range(2):  # each connection is made anew
             assert said(client(None, SUM, environment=given).stdout, "sum") == {"of": 2016.0}
-        shown = fairway("status", "--json", XDG_RUNTIME_DIR=str(tmp_path))
+        shown = fairway("status", "--json", XDG_RUNTIME_DIR=str(own_runtime))
         [seen] = json.loads(shown.stdout)
         assert seen["target"] == given["JAX_BACKEND_TARGET"]
         connected.send_signal(2)
@@ -278,12 +282,12 @@ def test_tokens_outlive_a_controller(own_runtime: Path) -> None:
         assert kept == [token.split("-")[2]]
 
 
-def test_logs_are_read_from_elsewhere(gated: Gated, tmp_path: Path) -> None:
+def test_logs_are_read_from_elsewhere(gated: Gated, own_runtime: Path) -> None:
     """What a host has printed, by an administrator on another machine."""
     process = hosts_of(gated)[1]["process"]
     with Path(f"/proc/{process}/fd/1").open("w") as output:
         output.write("the answer is 42\n")
-    shown = {"XDG_RUNTIME_DIR": str(tmp_path), "FAIRWAY_TOKEN": gated.token("admin")}
+    shown = {"XDG_RUNTIME_DIR": str(own_runtime), "FAIRWAY_TOKEN": gated.token("admin")}
     where = ("--cluster", gated.gateway)
 
     def logs(*arguments: str) -> str:

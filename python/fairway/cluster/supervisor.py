@@ -224,6 +224,11 @@ class Run:
         print(f"fairway: {text}", file=sys.stderr)
 
     @property
+    def logs(self) -> Logs:
+        """What controller and hosts have printed."""
+        return self._logs
+
+    @property
     def gateway(self) -> ControllerGateway | None:
         """The listener for other machines; None if there is none."""
         return self._gateway

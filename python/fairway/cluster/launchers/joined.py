@@ -65,7 +65,19 @@ class Joining:
     def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
         """Returns the agents to start for hosts of one island."""
         first, where = settings[0], ",".join(self.addresses)
-        arguments = ("host", "--join", where, "--island", str(first.island), "--token-file", "-")
+        island = str(first.island)
+        # One that has lost its controller for the time of a lease has been replaced.
+        arguments = (
+            "host",
+            "--join",
+            where,
+            "--island",
+            island,
+            "--token-file",
+            "-",
+            "--wait",
+            "0",
+        )
         return AgentRequest(first.island, len(settings), first.devices, arguments, self.token)
 
 

@@ -143,6 +143,8 @@ class AgentProcesses:
         with self._lock:
             ended = [one for one in self._running if one.process.poll() is not None]
             self._running = [one for one in self._running if one not in ended]
+        for one in ended:
+            one.release()
         return [(AgentEnding(one.island, one.ending()), one.where) for one in ended]
 
     def stop(self) -> None:
@@ -151,9 +153,7 @@ class AgentProcesses:
             running, self._running = self._running, []
         deadline = time.monotonic() + CLOSE_S
         for one in running:
-            assert one.process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                one.process.stdin.close()
+            one.release()
             try:
                 one.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -169,6 +169,12 @@ class _AgentProcess:
     process: subprocess.Popen[bytes]
     last: deque[str]
     printed: threading.Event
+
+    def release(self) -> None:
+        """Closes its standard input, by which its agents end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def ending(self) -> str:
         self.printed.wait(1.0)

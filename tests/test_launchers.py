@@ -1,0 +1,372 @@
+"""Launchers: hosts on machines that ssh reaches, agents' leases, logs, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import wires
+from conftest import client, said, until
+
+from fairway.cluster.launchers.ssh import Machine, read_machines
+from fairway.cluster.logs import KEPT_CHARACTERS, Logs, Outputs
+from fairway.cluster.supervisor import Run
+from fairway.errors import ConfigError, StartError
+from fairway.settings import Settings
+
+SSHD = "/usr/sbin/sshd"
+SUM = 'say("sum", of=sum(float(jax.device_put(1.0, d)) for d in jax.devices()))'
+
+
+@dataclasses.dataclass
+class Machines:
+    """Machines with an ssh server: namespaces with a name, a network and temporary folders of their
+    own.
+
+    Attributes:
+        names: as ``ssh`` takes them.
+        addresses: of each.
+        controller: address of this machine on their network.
+        ssh: the command that reaches them.
+    """
+
+    names: list[str]
+    addresses: list[str]
+    controller: str
+    ssh: str
+
+    def cut(self, name: str, *, down: bool = True) -> None:
+        """Takes a machine's link down, or up again."""
+        state = "down" if down else "up"
+        subprocess.run(["ip", "link", "set", f"{name}e0", state], check=True)
+
+    def processes(self, name: str) -> list[int]:
+        """Processes of Fairway on a machine."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+        )
+        found = []
+        for process in map(int, listed.stdout.split()):
+            try:
+                command = Path(f"/proc/{process}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"fairway" in command and b"sshd" not in command and b"sh\0-c" not in command:
+                found.append(process)
+        return found
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Three machines."""
+    if not wires.can_join() or not Path(SSHD).exists() or not shutil.which("ssh"):
+        pytest.skip("needs root, ip, tc, ssh and sshd")
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "user"):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(keygen, check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            places = stack.enter_context(wires.joined(3, (None,)))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no namespaces can be made here: {error}")
+        names = [place.name.format(rank=0) for place in places]
+        addresses = [place.addresses[0].format(rank=0) for place in places]
+        for name, address in zip(names, addresses, strict=True):
+            stack.enter_context(_serving(folder, name, address))
+        config = folder / "config"
+        config.write_text(
+            "".join(
+                f"Host {name}\n  HostName {address}\n"
+                for name, address in zip(names, addresses, strict=True)
+            )
+            + f"Host *\n  User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+            "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+        )
+        ssh = shlex.join(["ssh", "-F", str(config)])
+        subnet = addresses[0].rpartition(".")[0]
+        made = Machines(names, addresses, f"{subnet}.254", ssh)
+        until(lambda: _answers(made), 20, "the ssh servers answer")
+        yield made
+
+
+def _answers(machines: Machines) -> bool:
+    words = shlex.split(machines.ssh)
+    return all(
+        subprocess.run([*words, name, "true"], capture_output=True).returncode == 0
+        for name in machines.names
+    )
+
+
+@contextmanager
+def _serving(folder: Path, name: str, address: str) -> Iterator[None]:
+    own = folder / name
+    own.mkdir()
+    config = own / "sshd_config"
+    config.write_text(
+        f"ListenAddress {address}:22\nHostKey {folder}/host\n"
+        f"AuthorizedKeysFile {folder}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
+        f"PermitRootLogin yes\nSetEnv TMPDIR={own}\n"
+    )
+    script = 'hostname "$0"; exec "$@"'
+    command = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", script]
+    server = subprocess.Popen(
+        [*command, name, SSHD, "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def by_ssh(machines: Machines, monkeypatch: pytest.MonkeyPatch, own_runtime: Path) -> Machines:
+    """The machines, for launchers of this process."""
+    monkeypatch.setenv("FAIRWAY_SSH", machines.ssh)
+    return machines
+
+
+def on_machines(machines: Machines, islands: str, names: list[str]) -> Settings:
+    """Settings for islands on these machines."""
+    return Settings.parse(
+        islands,
+        on="ssh:" + ",".join([*names, ""]),
+        gateway=f"{machines.controller}:0",
+        data_plane="tcp",
+        timeout_s=4.0,
+    )
+
+
+def states(run: Run) -> list[str]:
+    """The state of each island."""
+    return [island["state"] for island in run.overview()["islands"]]
+
+
+def test_hosts_run_on_machines_that_ssh_reaches(by_ssh: Machines) -> None:
+    """One command, and nothing is left on them."""
+    with Run(on_machines(by_ssh, "1x2x1", by_ssh.names[:2])) as run:
+        assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+        assert all(by_ssh.processes(name) for name in by_ssh.names[:2])
+        assert not by_ssh.processes(by_ssh.names[2])
+    for name in by_ssh.names:
+        until(lambda name=name: not by_ssh.processes(name), 10, f"nothing is left on {name}")
+
+
+def test_a_machine_that_vanishes_is_replaced(by_ssh: Machines) -> None:
+    """Its island comes back on a spare one, and is usable again; the other island goes on."""
+    with Run(on_machines(by_ssh, "2x1x1", by_ssh.names)) as run:
+        assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+        vanished = by_ssh.names[1]
+        by_ssh.cut(vanished)
+        try:
+            began = time.monotonic()
+
+            def is_back() -> bool:
+                return states(run) == ["up", "up"] and bool(by_ssh.processes(by_ssh.names[2]))
+
+            until(is_back, 60, "the island is back on the spare machine")
+            print(f"measured back after {time.monotonic() - began:.1f} s")
+            assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+            # The machine that was cut off has ended its host by itself, when its lease ended.
+            until(lambda: not by_ssh.processes(vanished), 60, "nothing is left on it")
+        finally:
+            by_ssh.cut(vanished, down=False)
+
+
+def test_a_link_that_is_down_for_a_moment_loses_nothing(by_ssh: Machines) -> None:
+    with Run(on_machines(by_ssh, "2x1x1", by_ssh.names[:2])) as run:
+        hosts = [island["hosts"][0]["process"] for island in run.overview()["islands"]]
+        by_ssh.cut(by_ssh.names[1])
+        time.sleep(1.5)
+        by_ssh.cut(by_ssh.names[1], down=False)
+        assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+        time.sleep(4)
+        assert states(run) == ["up", "up"]
+        seen = run.overview()["islands"]
+        assert [island["hosts"][0]["process"] for island in seen] == hosts
+
+
+@pytest.mark.parametrize(
+    ("islands", "names", "says"),
+    [
+        ("1x1x1", ["absent.invalid"], "the agent on absent.invalid has ended with status 255"),
+        ("1x4x1", None, "needs 4 more slots of machines, and 3 are free"),
+    ],
+)
+def test_what_does_not_start_is_explained(
+    by_ssh: Machines, islands: str, names: list[str] | None, says: str
+) -> None:
+    with pytest.raises(StartError, match=says):
+        Run(on_machines(by_ssh, islands, names or by_ssh.names)).start()
+
+
+def test_an_agent_without_fairway_says_so(by_ssh: Machines, tmp_path: Path) -> None:
+    file = tmp_path / "hosts.txt"
+    file.write_text(f"{by_ssh.names[0]} python=/usr/bin/absent-python\n")
+    settings = on_machines(by_ssh, "1x1x1", by_ssh.names).replace(on=f"ssh:{file}")
+    with pytest.raises(StartError, match="absent-python"):
+        Run(settings).start()
+
+
+def test_machines_are_read_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.txt"
+    file.write_text("# two\nada@m1 slots=2  # big\n\nm2 python=/opt/python\n")
+    assert read_machines(str(file)) == [Machine("ada@m1", 2), Machine("m2", 1, "/opt/python")]
+    assert read_machines("m1,m2") == [Machine("m1"), Machine("m2")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no machines"),
+        ("# nothing\n", "names no machines"),
+        ("m1 slots=0\n", "line 1: cannot read 'slots=0'"),
+        ("m1 slots=many\n", "cannot read 'slots=many'"),
+        ("m1\nm2 cores=3\n", "line 2: cannot read 'cores=3'"),
+        ("-oProxyCommand=x\n", "is no name of a machine"),
+    ],
+)
+def test_files_that_name_no_machines_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "hosts.txt"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_machines(str(file))
+    with pytest.raises(ConfigError, match=r"cannot read machines from absent\.txt: No such file"):
+        read_machines("absent.txt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"on": "shh:hosts"}, "on is 'shh:hosts'; expected 'local', 'agents', 'ssh:FILE'"),
+        ({"on": "ssh"}, "expected machines behind a colon"),
+        ({"on": "agents:x"}, "on is 'agents:x'"),
+        ({"nodes": 2}, "nodes is 2; expected 0 for all but 'slurm'"),
+        ({"gateway": "10.0.0.1"}, "gateway is '10.0.0.1'; expected ADDRESS:PORT"),
+        ({"gateway": "http://x:1"}, "expected ADDRESS:PORT"),
+    ],
+)
+def test_settings_of_launchers_are_checked(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Settings.parse("1x1x1", data_plane="tcp", **settings)
+
+
+def test_engines_that_are_not_there_are_named(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(own_runtime))
+    with pytest.raises(StartError, match="there is no srun here"):
+        Run(Settings.parse("1x1x1", on="slurm", data_plane="tcp"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(StartError, match=r"pip install 'fairway\[ray\]'"):
+        Run(Settings.parse("1x1x1", on="ray", data_plane="tcp"))
+
+
+def test_an_agent_ends_with_its_launcher(own_runtime: Path) -> None:
+    """Where the token comes from standard input, the end of that ends the agent and its host."""
+    settings = Settings.parse("1x1x1", on="agents", gateway="127.0.0.1:0", data_plane="tcp")
+    run = Run(settings)
+    assert run.gateway is not None
+    [address], token = run.gateway.addresses, run.gateway.token_file.read_text()
+    command = [sys.executable, "-m", "fairway", "host", "--join", address, "--token-file", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(token)
+        agent.stdin.flush()
+        with run:
+            agent.stdin.close()
+            assert agent.wait(10) == 0
+            until(lambda: states(run) == ["lost"], 20, "the host has ended with its agent")
+
+
+def test_an_agent_joins_again_after_a_pause(own_runtime: Path) -> None:
+    """A stopped agent loses its lease, says so, and offers its machine anew."""
+    settings = Settings.parse(
+        "1x1x1", on="agents", gateway="127.0.0.1:0", data_plane="tcp", timeout_s=2.0
+    )
+    run = Run(settings)
+    assert run.gateway is not None
+    [address] = run.gateway.addresses
+    environment = {**os.environ, "FAIRWAY_TOKEN": run.gateway.token_file.read_text()}
+    command = [sys.executable, "-m", "fairway", "host", "--join", address]
+    agent = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        with run:
+            agent.send_signal(signal.SIGSTOP)
+            time.sleep(4)  # its host goes on meanwhile: it is the agent that is stopped
+            agent.send_signal(signal.SIGCONT)
+            until(lambda: states(run) == ["lost"], 20, "its host has ended with its lease")
+            run.add_island(settings.islands[0])
+            assert said(client(run, SUM, 90).stdout, "sum") == {"of": 1.0}
+    finally:
+        agent.kill()
+        _, said_by_agent = agent.communicate()
+    assert "trying again" in said_by_agent
+    assert said_by_agent.count("joined") == 2
+
+
+def test_what_hosts_print_is_kept_after_their_end(own_runtime: Path) -> None:
+    with Run(Settings.parse("1x1x1")) as run:
+        [[host]] = [island["hosts"] for island in run.overview()["islands"]]
+        with Path(f"/proc/{host['process']}/fd/2").open("w") as output:
+            output.write("first\n" + "x" * 5000 + "\nlast")
+        os.kill(host["process"], signal.SIGKILL)
+        until(lambda: "last" in run.logs.of_host(0), 10, "its output is read to the end")
+        kept = run.logs.of_host(0).splitlines()
+        assert kept[0] == "first"
+        assert "".join(kept[1:-1]) == "x" * 5000
+        controller = [one.text for one in run.logs.read() if one.host is None]
+        until(
+            lambda: any("host 0 has ended by SIGKILL" in one.text for one in run.logs.read()),
+            10,
+            f"the controller says so: {controller}",
+        )
+
+
+def test_logs_keep_the_last_of_each_source(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    logs.add("quiet", 0, 0)
+    for number in range(20_000):
+        logs.add(f"line {number}", 1, 1)
+    assert logs.of_host(0) == "quiet", "a loud host takes no place of others"
+    kept = logs.of_host(1).splitlines()
+    assert kept[-1] == "line 19999"
+    assert KEPT_CHARACTERS - 100 < len(logs.of_host(1)) <= KEPT_CHARACTERS
+    assert [one.text for one in logs.read(island=0)] == ["quiet"]
+    last = logs.read()[-1].number
+    assert logs.read(after=last) == []
+    logs.close()
+    written = (tmp_path / "logs" / "fairway.jsonl").read_text().splitlines()
+    assert len(written) == 20_001
+
+
+def test_output_without_lines_is_read_too() -> None:
+    """Half lines, bytes that are no text, and a process that closes its output and goes on."""
+    outputs = Outputs()
+    lines: list[str] = []
+    code = (
+        "import os, time; os.write(1, b'a\\xffb' + b'y' * 200_000 + b'\\nhalf'); os.close(1); "
+        "os.close(2); time.sleep(30)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    ended = outputs.follow(process.stdout, lines.append)
+    assert ended.wait(10)
+    assert "".join(lines).startswith("a\ufffdby")
+    assert lines[-1] == "half"
+    assert sum(map(len, lines)) == 3 + 200_000 + 4
+    process.kill()
+    process.wait()
+    outputs.close()
