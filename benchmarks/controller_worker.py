@@ -40,7 +40,7 @@ class Server:
     def start(self, hosts: int, directory: str) -> str:
         """Starts the server for one island of ``hosts`` hosts; returns its address for clients."""
         from fairway import _native
-        from fairway.cluster.supervisor import ServerSettings
+        from fairway.cluster.serving import ServerSettings
 
         islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
         self._server = _native.Server(

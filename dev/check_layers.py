@@ -1,7 +1,7 @@
 """Checks that imports follow the layers.
 
 Crates: base <- ir, topology <- cost <- {place, plan} <- route <- control <- {sim, run} <- ifrt
-<- py; ir, topology <- protocol <- control; transport <- py. Python: only ``fairway.host`` and the
+<- py; ir, topology <- protocol <- control; transport <- run. Python: only ``fairway.host`` and the
 adapters of jaxlib's client side use jaxlib's internals, code that runs on hosts does not import
 cluster or command line, and the product does not import the studies of the papers. A visible type
 has a unique name.
@@ -27,9 +27,9 @@ CRATES = {
     "protocol": {"base", "ir", "topology"},
     "control": {"base", "ir", "topology", "place", "route", "protocol"},
     "sim": {"base", "ir", "topology", "place", "route", "protocol", "control"},
-    "run": {"base", "ir", "topology", "cost", "plan", "route", "protocol", "control"},
     "transport": set(),
-    "ifrt": {"base", "ir", "topology", "route", "protocol", "control", "run"},
+    "run": {"base", "ir", "topology", "cost", "plan", "route", "protocol", "control", "transport"},
+    "ifrt": {"base", "ir", "topology", "route", "protocol", "control", "run", "transport"},
     "py": {
         "base", "ir", "topology", "cost", "place", "plan", "route", "protocol", "control", "sim",
         "run", "ifrt", "transport",

@@ -18,7 +18,7 @@ import pytest
 import wires
 from conftest import client, said, until
 
-from fairway.cluster.launchers.ssh import Machine, read_machines
+from fairway.cluster.launchers.ssh import SshMachine, read_machines
 from fairway.cluster.logs import KEPT_CHARACTERS, Logs, Outputs
 from fairway.cluster.supervisor import Run
 from fairway.errors import ConfigError, StartError
@@ -223,8 +223,8 @@ def test_an_agent_without_fairway_says_so(by_ssh: Machines, tmp_path: Path) -> N
 def test_machines_are_read_from_files(tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
     file.write_text("# two\nada@m1 slots=2  # big\n\nm2 python=/opt/python\n")
-    assert read_machines(str(file)) == [Machine("ada@m1", 2), Machine("m2", 1, "/opt/python")]
-    assert read_machines("m1,m2") == [Machine("m1"), Machine("m2")]
+    assert read_machines(str(file)) == [SshMachine("ada@m1", 2), SshMachine("m2", 1, "/opt/python")]
+    assert read_machines("m1,m2") == [SshMachine("m1"), SshMachine("m2")]
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,14 @@ from typing import Any, Protocol, final
 import numpy as np
 from typing_extensions import Buffer
 
+from fairway.cluster.serving import ServerSettings
+
 Vector = np.ndarray[Any, Any]
 
 CONTROLLER: int
 INLINE_BYTES: int
 
 # Settings are read attribute by attribute, from whatever has them.
-
-class _ServerSettings(Protocol):
-    """Attributes of :class:`fairway.cluster.supervisor.ServerSettings`."""
-
-    @property
-    def islands(self) -> list[tuple[int, int, list[float]]]: ...
-    @property
-    def listen(self) -> str: ...
-    @property
-    def users(self) -> list[int]: ...
-    @property
-    def directory(self) -> PathLike[str]: ...
-    @property
-    def token(self) -> str: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def slice_index(self) -> bool: ...
-    @property
-    def launch_window(self) -> int: ...
-    @property
-    def sequential(self) -> bool: ...
-    @property
-    def capture(self) -> bool: ...
-    @property
-    def plan(self) -> bool: ...
 
 class _TeamMembership(Protocol):
     """Attributes of :class:`fairway.communication.membership.TeamMembership`."""
@@ -393,7 +369,7 @@ class Remote:
 
 @final
 class Server:
-    def __init__(self, settings: _ServerSettings) -> None: ...
+    def __init__(self, settings: ServerSettings) -> None: ...
     @property
     def address(self) -> str: ...
     def offer(self, gateway: Gateway, service: str) -> None: ...

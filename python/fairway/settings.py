@@ -37,6 +37,8 @@ WITH_OPTIONS = ("ssh:", "slurm:", "ray:")
 ENGINES_FORM = "'local', 'agents', 'ssh:FILE', 'slurm' or 'ray'"
 GATEWAY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 ANY_ADDRESS = "0.0.0.0:0"
+Rule = tuple[bool, str, str]
+"""Whether a setting is valid, its name, and what is expected."""
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 HOSTS_MAX = 1024
@@ -266,7 +268,13 @@ class Settings:
             sum(island.hosts for island in self.islands),
             sum(island.hosts * island.devices for island in self.islands),
         )
-        rules = [
+        for holds, name, expected in (*self._rules(), *self._rules_of_other_machines()):
+            if not holds:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+        _ = self.device_memory_bytes, self.user_numbers
+
+    def _rules(self) -> list[Rule]:
+        return [
             (bool(self.islands), "islands", "at least one island"),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
@@ -276,11 +284,16 @@ class Settings:
                 "data_plane",
                 "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
             ),
-            (
-                self.on in ENGINES or self.on.startswith(WITH_OPTIONS),
-                "on",
-                ENGINES_FORM,
-            ),
+            (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
+            (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
+            (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
+            (self._names_modules(), "input_modules", "names such as 'corpus' or 'package.data'"),
+            (all(self.custom_calls), "custom_calls", "names such as 'my_kernel'"),
+        ]
+
+    def _rules_of_other_machines(self) -> list[Rule]:
+        return [
+            (self.on in ENGINES or self.on.startswith(WITH_OPTIONS), "on", ENGINES_FORM),
             (
                 not self.on.startswith("ssh") or bool(self.on.partition(":")[2]),
                 "on",
@@ -308,16 +321,7 @@ class Settings:
                 "on",
                 "'local' for a timeline or a capture, since records stay on the hosts' machines",
             ),
-            (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
-            (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
-            (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
-            (self._names_modules(), "input_modules", "names such as 'corpus' or 'package.data'"),
-            (all(self.custom_calls), "custom_calls", "names such as 'my_kernel'"),
         ]
-        for holds, name, expected in rules:
-            if not holds:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
-        _ = self.device_memory_bytes, self.user_numbers
 
     @property
     def is_local(self) -> bool:

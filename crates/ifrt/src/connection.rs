@@ -15,7 +15,7 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 use transport::identity::{LocalPeer, process_of};
-use transport::{Arrival, Peer};
+use transport::{PeerConnection, RemotePeer};
 
 /// Maximum number of concurrent sessions of a connection; clients use one.
 pub(crate) const SESSIONS: usize = 8;
@@ -28,7 +28,7 @@ pub(crate) enum ConnectionPeer {
     /// A process of this machine.
     Local(LocalPeer),
     /// One of another machine, behind the gateway.
-    Carried(Peer),
+    Carried(RemotePeer),
 }
 
 /// The peer of a connection; each call of the connection carries it.
@@ -96,7 +96,7 @@ pub(crate) enum ClientStream {
     /// From this machine.
     Local(TcpStream),
     /// From another one, by the gateway.
-    Carried(Box<Arrival>),
+    Carried(Box<PeerConnection>),
 }
 
 /// Calls a method of the stream in a pinned connection.

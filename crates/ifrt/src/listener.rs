@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use transport::Arrival;
+use transport::PeerConnection;
 use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
 
 use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection};
@@ -119,7 +119,7 @@ impl Listener {
         self,
         world: Arc<World>,
         presentation: Presentation,
-        arrivals: mpsc::Receiver<Arrival>,
+        arrivals: mpsc::Receiver<PeerConnection>,
         until: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
         let service = FrontDoor { world, buffers: Arc::new(Buffers::default()), presentation };
@@ -167,7 +167,7 @@ fn connection_limit() -> usize {
 async fn accept(
     listener: TcpListener,
     users: Users,
-    mut arrivals: mpsc::Receiver<Arrival>,
+    mut arrivals: mpsc::Receiver<PeerConnection>,
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
 ) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));

@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Streaming};
-use transport::{Peer, PeerRole};
+use transport::{PeerRole, RemotePeer};
 
 use crate::buffers::{Buffers, NoRoom, Reservation};
 use crate::connection::{Identity, SESSIONS};
@@ -73,12 +73,12 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
 }
 
 /// Returns the share that a client gets, and why it is not the one that it asks for.
-fn share(given: &p::AttributeMap, peer: Option<Peer>) -> (Share, Option<String>) {
+fn share(given: &p::AttributeMap, peer: Option<RemotePeer>) -> (Share, Option<String>) {
     let asked = match asked_share(given) {
         Ok(share) => share,
         Err(reason) => return (Share::default(), Some(reason)),
     };
-    let Some(Peer { role: PeerRole::Client, grant, token, .. }) = peer else {
+    let Some(RemotePeer { role: PeerRole::Client, grant, token, .. }) = peer else {
         return (asked, None);
     };
     if asked.weight <= grant.weight && asked.priority <= grant.priority {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use transport::{
-    Arrival, Authority, Carrier, Gateway, Grant, PeerRole, Refusal, Remote, Service,
+    Authority, Carrier, Gateway, Grant, PeerConnection, PeerRole, Refusal, Remote, Service,
     ServiceAddress, StoredToken, Token, TokenId, Tokens, TransportError,
 };
 
@@ -193,7 +193,12 @@ impl PyGateway {
 
 impl PyGateway {
     /// Offers a service of this process to a role.
-    pub(crate) fn offer_inside(&self, name: &str, role: PeerRole, arrivals: mpsc::Sender<Arrival>) {
+    pub(crate) fn offer_inside(
+        &self,
+        name: &str,
+        role: PeerRole,
+        arrivals: mpsc::Sender<PeerConnection>,
+    ) {
         if let Some((gateway, _)) = &*self.open.lock() {
             gateway.offer(name, Service { role, address: ServiceAddress::Inside(arrivals) });
         }

@@ -19,7 +19,7 @@ use run::{ClientConnection, ProcessAction, World};
 use tokio::sync::{mpsc, watch};
 use topology::{Cluster, IslandSpec};
 use transport::identity::Users;
-use transport::{Arrival, PeerRole};
+use transport::{PeerConnection, PeerRole};
 
 use crate::gateway::PyGateway;
 use crate::{os_error, status_error};
@@ -35,7 +35,7 @@ pub(crate) struct Server {
     stopped: Mutex<mpsc::UnboundedReceiver<ProcessAction>>,
     end: watch::Sender<bool>,
     address: String,
-    arrivals: mpsc::Sender<Arrival>,
+    arrivals: mpsc::Sender<PeerConnection>,
 }
 
 #[pymethods]
@@ -220,7 +220,7 @@ fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
 
 async fn open(
     world: Arc<World>,
-    (listen, users, arrivals): (&str, Users, mpsc::Receiver<Arrival>),
+    (listen, users, arrivals): (&str, Users, mpsc::Receiver<PeerConnection>),
     directory: &std::path::Path,
     token: String,
     presentation: ifrt::Presentation,
@@ -342,7 +342,7 @@ fn plan_entry(entry: &Bound<'_, PyDict>, plan: &PlanOverview) -> PyResult<()> {
     entry.set_item("predicted_s", predicted)
 }
 
-/// What the controller is started with; `fairway.cluster.supervisor.ServerSettings`.
+/// What the controller is started with; `fairway.cluster.serving.ServerSettings`.
 #[derive(FromPyObject)]
 pub(crate) struct ServerSettings {
     /// Hosts, devices of each host and the rate of each channel of a host to other islands in bits per

@@ -14,7 +14,7 @@ use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
-use transport::Peer;
+use transport::RemotePeer;
 
 use crate::channel::{CONTROLLER, DataPlane};
 
@@ -49,7 +49,7 @@ pub struct ClientOrigin {
     /// Its process id, if it is a local process of this user.
     pub process: Option<u32>,
     /// Its token and machine, if it came through the gateway.
-    pub peer: Option<Peer>,
+    pub peer: Option<RemotePeer>,
 }
 
 /// A client's connection: where it is, and its age.

@@ -19,7 +19,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::stream::{BufferedStream, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
-use crate::{Arrival, Authority, Peer, PeerRole, TokenId, Tokens, TransportError};
+use crate::{Authority, PeerConnection, PeerRole, RemotePeer, TokenId, Tokens, TransportError};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -39,10 +39,10 @@ const VERSION: &str = "fairway/1";
 pub enum ServiceAddress {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A Unix socket where a line comes first that says who the peer is, as [`Peer`] is printed.
+    /// A Unix socket where a line comes first that says who the peer is, as [`RemotePeer`] is printed.
     Announced(PathBuf),
     /// In this process.
-    Inside(mpsc::Sender<Arrival>),
+    Inside(mpsc::Sender<PeerConnection>),
 }
 
 /// A part of the controller that peers may be connected to.
@@ -235,7 +235,7 @@ impl Drop for EndWith {
 /// Connects a peer to a service until either end closes or vanishes.
 async fn carry(
     mut stream: TlsStream<BufferedStream>,
-    peer: Peer,
+    peer: RemotePeer,
     service: ServiceAddress,
 ) -> io::Result<()> {
     match service {
@@ -252,7 +252,7 @@ async fn carry(
                 return answer(&mut stream, ENDED).await;
             };
             answer(&mut stream, "ok\n").await?;
-            let (arrival, _open, dropped) = Arrival::new(peer, stream);
+            let (arrival, _open, dropped) = PeerConnection::new(peer, stream);
             place.send(arrival);
             let _ = dropped.await;
             Ok(())
@@ -281,7 +281,7 @@ async fn join(
 async fn prove(
     stream: TcpStream,
     shared: &Shared,
-) -> Result<(TlsStream<BufferedStream>, Peer, ServiceAddress), String> {
+) -> Result<(TlsStream<BufferedStream>, RemotePeer, ServiceAddress), String> {
     let address = stream.peer_addr().map_err(|error| error.to_string())?;
     let stream = prepared(stream).map_err(|error| error.to_string())?;
     let unsent = |tls: &mut ServerConnection| tls.set_buffer_limit(Some(UNSENT));
@@ -308,7 +308,7 @@ fn admit(
     address: SocketAddr,
     binding: &[u8; BINDING],
     shared: &Shared,
-) -> Result<(Peer, ServiceAddress), String> {
+) -> Result<(RemotePeer, ServiceAddress), String> {
     let parts: Vec<&str> = request.split(' ').collect();
     let [version, id, proof, service] = parts[..] else {
         return Err(format!("expected {VERSION}, a token's id, a proof and a service"));
@@ -321,7 +321,7 @@ fn admit(
     }
     let id = id.parse().map_err(|_| "the token's id is malformed")?;
     let (role, grant) = shared.tokens.check(id, proof, binding)?;
-    let peer = Peer { address, token: id, role, grant };
+    let peer = RemotePeer { address, token: id, role, grant };
     let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
     match services.get(service) {
         Some(Service { role: wanted, address }) if role.includes(*wanted) => {

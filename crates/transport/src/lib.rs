@@ -21,7 +21,7 @@ mod token;
 pub use authority::Authority;
 pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
-pub use peers::{Arrival, Peer};
+pub use peers::{PeerConnection, RemotePeer};
 pub use remote::{Carrier, Remote};
 pub use stream::BufferedStream;
 pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};

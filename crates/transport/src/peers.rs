@@ -14,7 +14,7 @@ use crate::{BufferedStream, Grant, PeerRole, TokenId};
 
 /// A process of another machine that has proved a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Peer {
+pub struct RemotePeer {
     /// Its address.
     pub address: SocketAddr,
     /// The token.
@@ -25,7 +25,7 @@ pub struct Peer {
     pub grant: Grant,
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for RemotePeer {
     /// Prints it as the line by which it is announced: address, token and role.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.address, self.token, self.role.name())
@@ -34,9 +34,9 @@ impl fmt::Display for Peer {
 
 /// A connection for a service of this process, which ends when its token is revoked.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct PeerConnection {
     /// Who is at the other end.
-    pub peer: Peer,
+    pub peer: RemotePeer,
     stream: TlsStream<BufferedStream>,
     /// Ready once the gateway has closed the connection.
     closed: oneshot::Receiver<()>,
@@ -44,10 +44,10 @@ pub struct Arrival {
     _held: oneshot::Sender<()>,
 }
 
-impl Arrival {
+impl PeerConnection {
     /// Returns an arrival, what keeps it open, and what is ready once it was dropped.
     pub(crate) fn new(
-        peer: Peer,
+        peer: RemotePeer,
         stream: TlsStream<BufferedStream>,
     ) -> (Self, oneshot::Sender<()>, oneshot::Receiver<()>) {
         let (open, closed) = oneshot::channel();
@@ -63,7 +63,7 @@ impl Arrival {
     }
 }
 
-impl AsyncRead for Arrival {
+impl AsyncRead for PeerConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -74,7 +74,7 @@ impl AsyncRead for Arrival {
     }
 }
 
-impl AsyncWrite for Arrival {
+impl AsyncWrite for PeerConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

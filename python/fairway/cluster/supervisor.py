@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
 from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
+from fairway.cluster.serving import ServerSettings, channel_rates
 from fairway.errors import IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.report.timeline import Samples, Timeline
@@ -42,13 +42,9 @@ def client_environment(target: str) -> dict[str, str]:
     return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
 
 
-def _rates(island: IslandSettings) -> list[float]:
-    return [channel.rate_bps for channel in island.channels]
-
-
 def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
     """Returns the channels of all islands with the lowest rate of each; ``(0, None)`` if none."""
-    rates = [_rates(island) for island in islands]
+    rates = [channel_rates(island) for island in islands]
     if min(map(len, rates)) == 0:
         return ((0, None),)
     return tuple((number, min(of)) for number, of in enumerate(zip(*rates, strict=False), 1))
@@ -57,55 +53,6 @@ def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float 
 def _by_tcp(address: str) -> str:
     """Returns a data-plane address: any free port of a numeric address."""
     return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """What the controller is started with.
-
-    Attributes:
-        islands: hosts, devices of each host, and the rate of each channel of a host to other
-            islands in bits per second.
-        listen: address for clients.
-        users: other users of this machine who may be clients.
-        directory: of the sockets for hosts.
-        token: what hosts prove that they are of this run with.
-        timeout_s: time without an answer after which a host is lost.
-        slice_index: whether devices tell their island as ``slice_index``.
-        launch_window: computations of a client that a host may have enqueued.
-        sequential: whether a computation is dispatched only when its arguments are there.
-        capture: whether the last step of each client is kept.
-        plan: whether collectives of programs are planned.
-    """
-
-    islands: list[tuple[int, int, list[float]]]
-    listen: str
-    users: list[int]
-    directory: Path
-    token: str
-    timeout_s: float
-    slice_index: bool = False
-    launch_window: int = 256
-    sequential: bool = False
-    capture: bool = False
-    plan: bool = False
-
-    @classmethod
-    def of(cls, settings: Settings, directory: Path, token: str) -> Self:
-        """Returns what the settings of a run say."""
-        return cls(
-            [(island.hosts, island.devices, _rates(island)) for island in settings.islands],
-            settings.listen,
-            settings.user_numbers,
-            directory,
-            token,
-            settings.timeout_s,
-            settings.slice_index,
-            settings.launch_window,
-            settings.dispatch == "sequential",
-            settings.capture,
-            settings.plan == "auto",
-        )
 
 
 class Run:
@@ -344,7 +291,9 @@ class Run:
             StartError: a host does not start.
         """
         with self._changing:
-            number, hosts = self._server.add_island(island.hosts, island.devices, _rates(island))
+            number, hosts = self._server.add_island(
+                island.hosts, island.devices, channel_rates(island)
+            )
             try:
                 self._start_island(number, island, hosts)
                 self._wait_for(hosts, self._check_open)

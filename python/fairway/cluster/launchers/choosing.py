@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairway.cluster.launchers.launcher import Launcher
+from fairway.cluster.launchers.launcher import AgentLauncher
 from fairway.cluster.launchers.ray import RayLauncher
 from fairway.cluster.launchers.slurm import SlurmLauncher
 from fairway.cluster.launchers.ssh import SshLauncher, read_machines
@@ -12,7 +12,7 @@ from fairway.settings import Settings
 __all__ = ["open_launcher"]
 
 
-def open_launcher(settings: Settings, logs: Logs) -> Launcher | None:
+def open_launcher(settings: Settings, logs: Logs) -> AgentLauncher | None:
     """Returns the launcher of the setting ``on``; None if people start agents.
 
     Args:

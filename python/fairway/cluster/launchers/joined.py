@@ -31,7 +31,7 @@ from fairway.cluster.agents import (
     encoded,
     read_message,
 )
-from fairway.cluster.launchers.launcher import AgentRequest, Launcher
+from fairway.cluster.launchers.launcher import AgentLauncher, AgentRequest
 from fairway.cluster.logs import Logs
 from fairway.errors import AgentError, StartError
 from fairway.host.__main__ import HostSettings
@@ -60,7 +60,7 @@ class Joining:
     addresses: tuple[str, ...]
     token: str
     lease_s: float
-    launcher: Launcher | None = None
+    launcher: AgentLauncher | None = None
 
     def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
         """Returns the agents to start for hosts of one island."""

@@ -16,7 +16,7 @@ from fairway import children
 from fairway.cluster.logs import Logs, Outputs
 from fairway.errors import StartError
 
-__all__ = ["LAST_LINES", "AgentEnding", "AgentProcesses", "AgentRequest", "Launcher"]
+__all__ = ["LAST_LINES", "AgentEnding", "AgentLauncher", "AgentProcesses", "AgentRequest"]
 
 LAST_LINES = 8
 """Lines of an agent's output that explain its end."""
@@ -57,7 +57,7 @@ class AgentEnding:
     text: str
 
 
-class Launcher(Protocol):
+class AgentLauncher(Protocol):
     """Starts agents on machines and watches them. It has no part in what their hosts do."""
 
     start_timeout_s: float

@@ -14,7 +14,7 @@ from fairway.cluster.launchers.launcher import AgentEnding, AgentProcesses, Agen
 from fairway.cluster.logs import Logs
 from fairway.errors import ConfigError, StartError
 
-__all__ = ["Machine", "SshLauncher", "read_machines"]
+__all__ = ["SshLauncher", "SshMachine", "read_machines"]
 
 SSH = "FAIRWAY_SSH"
 """Environment variable with the command to use instead of ``ssh``."""
@@ -28,7 +28,7 @@ SLOTS_MAX = 1024
 
 
 @dataclass(frozen=True)
-class Machine:
+class SshMachine:
     """A machine that ``ssh`` reaches.
 
     Attributes:
@@ -53,11 +53,11 @@ class Machine:
         )
 
 
-def read_machines(text: str) -> list[Machine]:
+def read_machines(text: str) -> list[SshMachine]:
     """Reads names with commas between them, or a file with a machine in each line.
 
     >>> read_machines("m1,ada@m2")
-    [Machine(name='m1', slots=1, python=None), Machine(name='ada@m2', slots=1, python=None)]
+    [SshMachine(name='m1', slots=1, python=None), SshMachine(name='ada@m2', slots=1, python=None)]
 
     Raises:
         ConfigError: the file cannot be read, or a line is malformed.
@@ -81,7 +81,7 @@ def read_machines(text: str) -> list[Machine]:
     return [_read_machine(where, line) for where, line in lines]
 
 
-def _read_machine(where: str, line: str) -> Machine:
+def _read_machine(where: str, line: str) -> SshMachine:
     name, *options = line.split()
     if name.startswith("-"):  # to ssh it would be an option
         raise ConfigError(f"{where}: {name!r} is no name of a machine; expected {FORM}")
@@ -96,7 +96,7 @@ def _read_machine(where: str, line: str) -> Machine:
                 raise ConfigError(
                     f"{where}: cannot read {option!r}; expected {FORM}, with 1 to {SLOTS_MAX} slots"
                 )
-    return Machine(name, slots, python)
+    return SshMachine(name, slots, python)
 
 
 class SshLauncher:
@@ -110,12 +110,12 @@ class SshLauncher:
 
     start_timeout_s = START_TIMEOUT_S
 
-    def __init__(self, machines: list[Machine], logs: Logs) -> None:
+    def __init__(self, machines: list[SshMachine], logs: Logs) -> None:
         self._machines = machines
         self._processes = AgentProcesses(logs)
         self._lock = threading.Lock()
         self._free = [slot for machine in machines for slot in [machine] * machine.slots]
-        self._taken: list[Machine] = []
+        self._taken: list[SshMachine] = []
         self._ssh = shlex.split(os.environ.get(SSH, "ssh"))
 
     def start(self, request: AgentRequest) -> None:
