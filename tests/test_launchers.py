@@ -18,6 +18,7 @@ import pytest
 import wires
 from conftest import client, said, until
 
+from fairway.cluster import refusals
 from fairway.cluster.launchers.ssh import SshMachine, read_machines
 from fairway.cluster.logs import KEPT_CHARACTERS, Logs, Outputs
 from fairway.cluster.supervisor import Run
@@ -370,3 +371,21 @@ def test_output_without_lines_is_read_too() -> None:
     process.kill()
     process.wait()
     outputs.close()
+
+
+def test_many_refusals_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a line of its own while they are few; a flood is counted."""
+    monkeypatch.setattr(refusals, "PERIOD_S", 0.5)
+    lines: list[str] = []
+    reporting = refusals.Refusals(lines.append)
+    for number in range(1000):
+        reporting.add(f"refused {number}")
+    assert lines == [f"refused {number}" for number in range(refusals.LINES)]
+    until(lambda: len(lines) == refusals.LINES + 1, 5, "they are summed up")
+    assert lines[-1].startswith(f"refused {1000 - refusals.LINES:,} more connections")
+    reporting.add("later")
+    assert lines[-1] == "later"
+    for _ in range(refusals.LINES):
+        reporting.add("again")
+    reporting.close()
+    assert lines[-1].startswith("refused 1 more")

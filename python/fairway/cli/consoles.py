@@ -26,6 +26,7 @@ __all__ = [
     "duration",
     "fail",
     "note",
+    "ranges",
     "renamed",
     "results",
     "terminal",
@@ -172,6 +173,17 @@ def duration(seconds: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Formats a count with its noun: ``1 host``, ``2 hosts``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Formats ordered numbers: ``0-3, 7``."""
+    parts: list[tuple[int, int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1] = parts[-1][0], number
+        else:
+            parts.append((number, number))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:

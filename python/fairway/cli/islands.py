@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairway.cli.consoles import check_output, counted, note, terminal, working
+from fairway.cli.consoles import check_output, counted, note, ranges, terminal, working
 from fairway.cluster.supervisor import Run
 from fairway.doctor import HOST_BYTES
 from fairway.errors import ConfigError
@@ -128,8 +128,9 @@ def started(
     with ExitStack() as starting:
         work = starting.enter_context(working("starting hosts"))
 
-        def show(up: int, total: int) -> None:
-            work.update(up, total)
+        def show(up: int, total: int, missing: list[int]) -> None:
+            waiting = f"waiting for agents of hosts {ranges(missing)}"
+            work.update(up, total, waiting if missing else "starting hosts")
 
         run = Run(settings, cluster, show, interrupts.check)
         if run.gateway is not None and settings.on == "agents":

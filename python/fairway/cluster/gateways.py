@@ -10,6 +10,7 @@ from typing import Any
 
 from fairway import _native
 from fairway.cluster.interfaces import reachable_addresses
+from fairway.cluster.refusals import Refusals
 from fairway.errors import ConfigError
 
 __all__ = ["ControllerGateway", "state_directory"]
@@ -31,7 +32,7 @@ class ControllerGateway:
         address: host and port; port 0 takes any that is free.
         directory: of the run, for the file with the token of hosts.
         state: folder where the authority and tokens are kept; None keeps neither.
-        refused: called with a sentence on each connection that is refused.
+        refused: called with a sentence on each connection that is refused, or on many.
 
     Raises:
         OSError: the address cannot be listened at, or the folder cannot be written.
@@ -49,7 +50,8 @@ class ControllerGateway:
         self._kept: set[str] = set()
         """Ids of the tokens that are valid after a new start, too."""
         authority = _read(state / AUTHORITY) if state is not None else None
-        self._gateway = _native.Gateway(address, refused, authority)
+        self._refusals = Refusals(refused)
+        self._gateway = _native.Gateway(address, self._refusals.add, authority)
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
         if state is not None:
@@ -136,6 +138,7 @@ class ControllerGateway:
     def close(self) -> None:
         """Closes the listener and all of its connections."""
         self._gateway.close()
+        self._refusals.close()
 
 
 def _read(path: Path) -> str | None:

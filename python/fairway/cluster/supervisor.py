@@ -61,7 +61,8 @@ class Run:
     Args:
         settings: the islands to bring up.
         cluster: name by which other processes find the run; None keeps it private.
-        on_progress: called with the hosts that are up and all hosts, whenever that changes.
+        on_progress: called with the hosts that are up, all hosts, and the numbers of those for which
+            no agent has joined, whenever that changes.
         check: called repeatedly until all hosts are up; an exception that it raises aborts the
             start, and everything started so far is taken down.
 
@@ -75,12 +76,12 @@ class Run:
         self,
         settings: Settings,
         cluster: str | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int, list[int]], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self.cluster = cluster
-        self._on_progress = on_progress or (lambda up, total: None)
+        self._on_progress = on_progress or (lambda up, total, missing: None)
         self._check = check or (lambda: None)
         self._services: list[Any] = []
         self._admins: list[AdminSocket] = []
@@ -425,16 +426,16 @@ class Run:
         """
         timeout_s = self._hosts.start_timeout_s
         deadline = time.monotonic() + timeout_s
-        shown = -1
+        shown: tuple[int, list[int]] = (-1, [])
         islands = {self._places[host][0] for host in wanted}
         while True:
             overview = self._server.overview()
             found = [island for island in overview["islands"] if island["id"] in islands]
             hosts = [host for island in found for host in island["hosts"]]
             up = sum(host["process"] is not None and not host["lost"] for host in hosts)
-            if up != shown:
-                self._on_progress(up, len(wanted))
-                shown = up
+            if (now := (up, self._hosts.missing())) != shown:
+                self._on_progress(up, len(wanted), now[1])
+                shown = now
             if all(island["state"] == "up" for island in found):
                 return
             if any(island["state"] == "lost" for island in found):
