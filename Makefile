@@ -143,6 +143,7 @@ bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
 	$(PYTHON) benchmarks/chained.py
 	$(PYTHON) benchmarks/training.py
+	$(PYTHON) benchmarks/remote.py
 
 # Torch is there for its gloo.
 .cache/loopback-peers/.built: $(UV)
