@@ -180,7 +180,15 @@ def test_agents_that_send_nonsense_are_closed(own_runtime: Path, tmp_path: Path)
     with waiting() as (_, address, token):
         remote = _native.Remote(address, token)
         remote.carry(tmp_path / "agents.sock", SERVICE)
-        for text in (b"hello\n", b'{"type": "ended", "host": 0, "how": "x"}\n', b"a" * 400_000):
+        hello = b'{"type":"hello","machine":"%s","address":"x","process":1,"versions":{}}\n'
+        for text in (
+            b"hello\n",
+            b'{"type": "ended", "host": 0, "how": "x"}\n',
+            b"a" * 400_000,
+            b"[" * 100_000 + b"\n",
+            hello % b"\xff",
+            hello % b"a\\u001b[2J",
+        ):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(15)
                 connection.connect(str(tmp_path / "agents.sock"))

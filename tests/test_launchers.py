@@ -18,12 +18,12 @@ import pytest
 import wires
 from conftest import client, said, until
 
-from fairway.cluster import refusals
+from fairway.cluster import reports
 from fairway.cluster.launchers.ssh import SshMachine, read_machines
 from fairway.cluster.logs import KEPT_CHARACTERS, Logs, Outputs
 from fairway.cluster.supervisor import Run
 from fairway.errors import ConfigError, StartError
-from fairway.settings import Settings
+from fairway.settings import IslandSettings, Settings
 
 SSHD = "/usr/sbin/sshd"
 SUM = 'say("sum", of=sum(float(jax.device_put(1.0, d)) for d in jax.devices()))'
@@ -288,7 +288,7 @@ def test_an_agent_ends_with_its_launcher(own_runtime: Path) -> None:
         agent.stdin.flush()
         with run:
             agent.stdin.close()
-            assert agent.wait(10) == 0
+            assert agent.wait(10) == 1
             until(lambda: states(run) == ["lost"], 20, "the host has ended with its agent")
 
 
@@ -375,17 +375,70 @@ def test_output_without_lines_is_read_too() -> None:
 
 def test_many_refusals_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a line of its own while they are few; a flood is counted."""
-    monkeypatch.setattr(refusals, "PERIOD_S", 0.5)
-    lines: list[str] = []
-    reporting = refusals.Refusals(lines.append)
+    monkeypatch.setattr(reports, "PERIOD_S", 0.5)
+    logs = Logs()
+    reporting = reports.Refusals(reports.Reports(logs))
     for number in range(1000):
         reporting.add(f"refused {number}")
-    assert lines == [f"refused {number}" for number in range(refusals.LINES)]
-    until(lambda: len(lines) == refusals.LINES + 1, 5, "they are summed up")
-    assert lines[-1].startswith(f"refused {1000 - refusals.LINES:,} more connections")
+
+    def lines() -> list[str]:
+        return [record.text for record in logs.read()]
+
+    assert lines() == [f"refused {number}" for number in range(reports.LINES)]
+    until(lambda: len(lines()) == reports.LINES + 1, 5, "they are summed up")
+    assert lines()[-1].startswith(f"refused {1000 - reports.LINES:,} more connections")
     reporting.add("later")
-    assert lines[-1] == "later"
-    for _ in range(refusals.LINES):
+    assert lines()[-1] == "later"
+    for _ in range(reports.LINES):
         reporting.add("again")
     reporting.close()
-    assert lines[-1].startswith("refused 1 more")
+    assert lines()[-1].startswith("refused 1 more")
+
+
+@pytest.fixture
+def here(own_runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in place of ssh that runs agents on this machine."""
+    command = own_runtime / "ssh"
+    command.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    command.chmod(0o700)
+    monkeypatch.setenv("FAIRWAY_SSH", str(command))
+
+
+def in_place(islands: str, machines: str) -> Settings:
+    """Settings for islands on machines that are this one."""
+    return Settings.parse(
+        islands, on=f"ssh:{machines}", gateway="127.0.0.1:0", data_plane="tcp", timeout_s=4.0
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_a_host_that_ends_is_started_by_the_agent_that_it_had() -> None:
+    """No other machine is taken for it."""
+    with Run(in_place("2x1x1", "m1,m2,m3")) as run:
+        host = run.overview()["islands"][0]["hosts"][0]
+        os.kill(host["process"], signal.SIGKILL)
+        until(lambda: states(run) == ["lost", "up"], 20, "its island is lost")
+        until(lambda: states(run) == ["up", "up"], 20, "its island is back")
+        assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+        joined = [one.text for one in run.logs.read() if "joined" in one.text]
+        assert sorted(line.partition(":")[0] for line in joined) == ["m1", "m2"]
+
+
+@pytest.mark.usefixtures("here")
+def test_an_island_that_finds_no_machines_holds_up_no_other() -> None:
+    """It is refused each time it is asked for, and others come back meanwhile."""
+    with Run(in_place("2x1x1", "m1,m2")) as run:
+        for _ in range(2):
+            with pytest.raises(StartError, match="needs 1 more slots of machines, and 0 are free"):
+                run.add_island(IslandSettings(1, 2))
+        host = run.overview()["islands"][0]["hosts"][0]
+        os.kill(host["process"], signal.SIGKILL)
+        until(lambda: states(run)[:2] == ["lost", "up"], 20, "its island is lost")
+        until(lambda: states(run)[:2] == ["up", "up"], 20, "its island is back")
+        assert not [one for one in run.logs.read() if "island 2" in one.text and "anew" in one.text]
+
+
+def test_what_others_print_does_not_change_a_terminal() -> None:
+    logs = Logs()
+    logs.add("a\x1b[2Jb\r\x07\x9b1m\tc\n\n\x0cd", 0, 0)
+    assert logs.of_host(0) == "a\\x1b[2Jb\\x0d\\x07\\x9b1m\tc\n\\x0cd"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,9 @@ from conftest import PREAMBLE, Up, client, hosts_of, said, until
 
 from fairway.cluster import admin
 from fairway.cluster.remotes import RemoteCluster
+from fairway.cluster.supervisor import Run
 from fairway.errors import ConfigError, FairwayError, NotRunningError, SliceError, TokenError
+from fairway.settings import Settings
 
 SUM = 'say("sum", of=float(jax.device_put(np.arange(64.0), jax.devices()[-1]).sum()))'
 
@@ -144,7 +149,7 @@ def test_clients_ask_for_no_more_than_their_token_grants(gated: Gated) -> None:
 
 def directory_of(remote: RemoteCluster) -> Path:
     """The directory in which a connection's admin socket is."""
-    return remote._directory
+    return remote.directory
 
 
 def test_clients_may_not_change_the_cluster(gated: Gated) -> None:
@@ -299,3 +304,60 @@ def test_logs_are_read_from_elsewhere(gated: Gated, own_runtime: Path) -> None:
     records = [json.loads(line) for line in logs("--host", "1", "--json").splitlines()]
     assert records[-1]["text"] == "the answer is 42"
     assert records[-1]["island"] == 1
+
+
+def test_clients_of_a_revoked_token_are_told_at_once(gated: Gated) -> None:
+    """Not after the two minutes for which the stock client tries."""
+    code = 'kind, text = fails(jax.devices); say("error", text=text)'
+    with gated.remote("client") as remote:
+        for one in admin.list_tokens(gated.directory):
+            admin.revoke_token(gated.directory, one.id)
+        text = said(client(None, code, 30, environment=on(remote)).stdout, "error")["text"]
+    assert "refuses: there is no such token, or it was revoked" in text, text
+
+
+def test_many_tokens_are_made_at_a_time(gated: Gated) -> None:
+    """None is lost, in memory or in the file."""
+    before = {one.id for one in admin.list_tokens(gated.directory)}
+    with ThreadPoolExecutor(8) as threads:
+        made = set(threads.map(lambda _: gated.token("host").split("-")[2], range(40)))
+    after = {one.id for one in admin.list_tokens(gated.directory)}
+    assert len(made) == 40
+    assert after - before == made
+    file = Path(os.environ["XDG_STATE_HOME"]) / "fairway" / "main" / "tokens.json"
+    assert {one["id"] for one in json.loads(file.read_text())} == after
+
+
+def test_a_reader_that_stops_holds_up_nothing(own_runtime: Path) -> None:
+    """Refusals are printed to a pipe that is full; clients of other machines go on."""
+    reading, writing = os.pipe()
+    settings = Settings.parse("1x1x1", gateway="127.0.0.1:0")
+    before = os.dup(2)
+    os.dup2(writing, 2)
+    try:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        with Run(settings) as run:
+            assert run.gateway is not None
+            [address] = run.gateway.addresses
+            host, _, port = address.rpartition(":")
+            os.set_blocking(writing, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writing, b"x" * 512)
+            os.set_blocking(writing, True)
+            for _ in range(50):
+                with socket.create_connection((host, int(port))) as connection:
+                    connection.sendall(b"hello\n")
+            token = run.gateway.create_token("client", None)
+            with RemoteCluster(address, token) as remote:
+                found = client(None, SUM, 60, environment=on(remote))
+            assert said(found.stdout, "sum") == {"of": 2016.0}
+            assert len([one for one in run.logs.read() if "refused" in one.text]) >= 10
+            os.set_blocking(reading, False)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(reading, 1 << 16):
+                    pass
+    finally:
+        os.dup2(before, 2)
+        for descriptor in (before, reading, writing):
+            os.close(descriptor)

@@ -25,10 +25,15 @@ SI_KERNEL = 0x80
 """``si_code`` of a signal that the kernel sent by itself."""
 
 
-def run_aside(work: Callable[[], Result]) -> Result:
+def run_aside(work: Callable[[], Result], check: Callable[[], None] = lambda: None) -> Result:
     """Runs ``work`` in another thread and waits, so that Ctrl-C interrupts it in native code, too.
 
     For work that needs no cleanup: on Ctrl-C the thread is abandoned, and ends with the process.
+
+    Args:
+        work: what to run.
+        check: called several times a second; an exception that it raises ends the wait. It is for
+            threads in which signals are blocked.
 
     Raises:
         KeyboardInterrupt: there was a Ctrl-C.
@@ -46,6 +51,7 @@ def run_aside(work: Callable[[], Result]) -> Result:
         with contextlib.suppress(queue.Empty):
             result, error = done.get(timeout=LOOK_S)
             break
+        check()
     if error is not None:
         raise error
     return cast(Result, result)

@@ -29,6 +29,9 @@ TARGET = "JAX_BACKEND_TARGET"
 REFUSED_JAXLIBS = {"0.11.1": "its loops (jax.lax.fori_loop) never end on CPU devices"}
 """Versions that neither clients nor hosts may use, and why."""
 REACHABLE_WITHIN_S = 5.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of HTTP/2 begins with (RFC 9113, section 3.4), with an empty frame of settings."""
+REFUSAL = "fairway: "
 PR_SET_TIMERSLACK = 29
 """Constant of <linux/prctl.h>."""
 TIMER_SLACK_NS = 5_000_000
@@ -340,7 +343,8 @@ def _check_reachable(target: str) -> None:
     while True:
         try:
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), REACHABLE_WITHIN_S).close()
+            with socket.create_connection((host, int(port)), REACHABLE_WITHIN_S) as connection:
+                refusal = _refusal_of(connection)
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or time.monotonic() > deadline:
                 raise RuntimeError(
@@ -349,4 +353,21 @@ def _check_reachable(target: str) -> None:
                 ) from error
             time.sleep(0.2)
         else:
-            return
+            break
+    if refusal:
+        raise RuntimeError(f"the Fairway controller behind {TARGET}={target} {refusal}")
+
+
+def _refusal_of(connection: socket.socket) -> str:
+    """Returns why a connection to a controller on another machine is refused; empty if it is not.
+
+    What carries the connection answers with a sentence if it cannot, where a server of HTTP/2
+    answers with a frame. The stock client would try again for two minutes, and give no reason.
+    """
+    connection.settimeout(REACHABLE_WITHIN_S)
+    with contextlib.suppress(OSError):
+        connection.sendall(HTTP2_PREFACE)
+        answer = connection.recv(1 << 10).decode(errors="replace")
+        if answer.startswith(REFUSAL):
+            return answer.removeprefix(REFUSAL).strip()
+    return ""

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -19,7 +19,9 @@ use tokio_rustls::server::TlsStream;
 
 use crate::stream::{BufferedStream, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
-use crate::{Authority, PeerConnection, PeerRole, RemotePeer, TokenId, Tokens, TransportError};
+use crate::{
+    Authority, PeerConnection, PeerRole, RemotePeer, StoredToken, TokenId, Tokens, TransportError,
+};
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -208,7 +210,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
     if decided.swap(true, Ordering::Relaxed) {
         return; // it was evicted
     }
-    let (mut stream, peer, service) = match proved {
+    let (mut stream, Admitted { peer, service, expires }) = match proved {
         Ok(Ok(found)) => found,
         Ok(Err(reason)) => return refuse(reason),
         Err(_) => return refuse(format!("it proved no token within {} s", HANDSHAKE.as_secs())),
@@ -220,7 +222,17 @@ async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, sh
     let connection = tokio::spawn(carry(stream, peer, service));
     let _end = EndWith(connection.abort_handle());
     shared.note_serving(peer.token, connection.abort_handle());
-    let _ = connection.await;
+    let left = expires.map(|time| time.duration_since(SystemTime::now()).unwrap_or_default());
+    // Without an end it may last as long as it likes.
+    let _ = tokio::time::timeout(left.unwrap_or(Duration::MAX), connection).await;
+}
+
+/// A peer that has proved a token, and what it asked for.
+struct Admitted {
+    peer: RemotePeer,
+    service: ServiceAddress,
+    /// When its token ends, and with it the connection.
+    expires: Option<SystemTime>,
 }
 
 /// Ends a task when it is dropped.
@@ -239,9 +251,9 @@ async fn carry(
     service: ServiceAddress,
 ) -> io::Result<()> {
     match service {
-        ServiceAddress::Unix(path) => join(stream, UnixStream::connect(path).await).await,
+        ServiceAddress::Unix(path) => join(stream, reach(&path).await).await,
         ServiceAddress::Announced(path) => {
-            let mut service = UnixStream::connect(path).await;
+            let mut service = reach(&path).await;
             if let Ok(service) = &mut service {
                 service.write_all(format!("{peer}\n").as_bytes()).await?;
             }
@@ -256,6 +268,19 @@ async fn carry(
             place.send(arrival);
             let _ = dropped.await;
             Ok(())
+        }
+    }
+}
+
+/// Connects to a Unix socket; while its backlog is full, which fails at once, it tries again.
+async fn reach(path: &Path) -> io::Result<UnixStream> {
+    let until = Instant::now() + HANDSHAKE;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            connected => return connected,
         }
     }
 }
@@ -281,7 +306,7 @@ async fn join(
 async fn prove(
     stream: TcpStream,
     shared: &Shared,
-) -> Result<(TlsStream<BufferedStream>, RemotePeer, ServiceAddress), String> {
+) -> Result<(TlsStream<BufferedStream>, Admitted), String> {
     let address = stream.peer_addr().map_err(|error| error.to_string())?;
     let stream = prepared(stream).map_err(|error| error.to_string())?;
     let unsent = |tls: &mut ServerConnection| tls.set_buffer_limit(Some(UNSENT));
@@ -294,7 +319,7 @@ async fn prove(
         Err(error) => Err(error.to_string()),
     };
     match found {
-        Ok((peer, service)) => Ok((stream, peer, service)),
+        Ok(admitted) => Ok((stream, admitted)),
         Err(reason) => {
             let _ = answer(&mut stream, &format!("refused {reason}\n")).await;
             Err(reason)
@@ -308,7 +333,7 @@ fn admit(
     address: SocketAddr,
     binding: &[u8; BINDING],
     shared: &Shared,
-) -> Result<(RemotePeer, ServiceAddress), String> {
+) -> Result<Admitted, String> {
     let parts: Vec<&str> = request.split(' ').collect();
     let [version, id, proof, service] = parts[..] else {
         return Err(format!("expected {VERSION}, a token's id, a proof and a service"));
@@ -320,12 +345,12 @@ fn admit(
         ));
     }
     let id = id.parse().map_err(|_| "the token's id is malformed")?;
-    let (role, grant) = shared.tokens.check(id, proof, binding)?;
+    let StoredToken { role, grant, expires, .. } = shared.tokens.check(id, proof, binding)?;
     let peer = RemotePeer { address, token: id, role, grant };
     let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
     match services.get(service) {
         Some(Service { role: wanted, address }) if role.includes(*wanted) => {
-            Ok((peer, address.clone()))
+            Ok(Admitted { peer, service: address.clone(), expires })
         }
         Some(Service { role: wanted, .. }) => Err(format!(
             "{service} is for tokens of role {}; token {id} has role {}",

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustls::ClientConnection;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
@@ -24,6 +24,10 @@ use crate::{Token, TransportError};
 
 /// Time within which a controller answers.
 const ANSWER: Duration = Duration::from_secs(10);
+/// What the answer to a connection that is not carried begins with.
+const REFUSAL: &str = "fairway: ";
+/// Time that the other end has to read it.
+const LINGER: Duration = Duration::from_secs(2);
 /// Stands for no address, as long as none has answered.
 const NONE: usize = usize::MAX;
 /// Maximum number of local connections that are carried at a time.
@@ -246,9 +250,10 @@ async fn carry<L: LocalListener>(listener: L, remote: Remote, service: Arc<str>)
                 connections.spawn(async move {
                     let _place = place;
                     // Either end may close or vanish; the other one is closed then.
-                    if let Ok(mut far) = remote.connect(&service).await {
-                        let _ = copy(&mut local, &mut far).await;
-                    }
+                    let _ = match remote.connect(&service).await {
+                        Ok(mut far) => copy(&mut local, &mut far).await,
+                        Err(error) => refuse(&mut local, &error).await,
+                    };
                 });
             }
             Ok(None) => {} // another user's
@@ -256,4 +261,22 @@ async fn carry<L: LocalListener>(listener: L, remote: Remote, service: Arc<str>)
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
+}
+
+/// Says why a connection is not carried. Fairway's plugin understands it, and other clients fail.
+async fn refuse(
+    local: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    error: &TransportError,
+) -> io::Result<()> {
+    let said = match error {
+        TransportError::Refused { reason, .. } => format!("refuses: {reason}"),
+        other => format!("cannot be reached: {other}"),
+    };
+    local.write_all(format!("{REFUSAL}{said}\n").as_bytes()).await?;
+    local.shutdown().await?;
+    // What has come unread would reset the connection before the other end has read the answer.
+    let mut unread = [0; 1024];
+    let reading = async { while local.read(&mut unread).await.is_ok_and(|count| count > 0) {} };
+    let _ = tokio::time::timeout(LINGER, reading).await;
+    Ok(())
 }

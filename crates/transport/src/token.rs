@@ -247,7 +247,7 @@ impl Tokens {
         self.locked().remove(&id).is_some()
     }
 
-    /// Returns the role that a proof proves, and what its clients may ask for.
+    /// Returns the token that a proof proves.
     ///
     /// # Errors
     /// Why it proves none.
@@ -256,17 +256,15 @@ impl Tokens {
         id: TokenId,
         proof: &str,
         binding: &[u8; BINDING],
-    ) -> Result<(PeerRole, Grant), &'static str> {
+    ) -> Result<StoredToken, &'static str> {
         let known = self.locked();
-        let Some(StoredToken { role, grant, expires, secret, .. }) = known.get(&id) else {
-            return Err("there is no such token, or it was revoked");
-        };
+        let token = known.get(&id).ok_or("there is no such token, or it was revoked")?;
         let proof: [u8; digest::SHA256_OUTPUT_LEN] =
             unhex(proof).ok_or("the proof is malformed")?;
-        hmac::verify(&key(secret), binding, &proof).map_err(|_| "the token is wrong")?;
-        match expires {
-            Some(expires) if *expires <= SystemTime::now() => Err("the token has expired"),
-            _ => Ok((*role, *grant)),
+        hmac::verify(&key(&token.secret), binding, &proof).map_err(|_| "the token is wrong")?;
+        match token.expires {
+            Some(expires) if expires <= SystemTime::now() => Err("the token has expired"),
+            _ => Ok(token.clone()),
         }
     }
 

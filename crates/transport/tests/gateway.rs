@@ -213,6 +213,31 @@ async fn answer_to(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> 
 }
 
 #[tokio::test]
+async fn connections_end_with_the_lifetime_of_their_token() {
+    let controller = Controller::start("expires").await;
+    let (authority, grant) = (&controller.authority, Grant::default());
+    let lifetime = Some(Duration::from_secs(2));
+    let brief = controller.tokens.create(PeerRole::Host, authority, grant, lifetime);
+    let mut stream = controller.remote(&brief).connect("hosts").await.unwrap();
+    assert_eq!(answer_to(&mut stream).await, Some(b'x'));
+    let ended = tokio::time::timeout(Duration::from_secs(10), stream.read_u8()).await;
+    assert!(ended.expect("it ends").is_err());
+}
+
+#[tokio::test]
+async fn what_is_not_carried_says_why() {
+    let controller = Controller::start("refused").await;
+    let token = controller.token(PeerRole::Client);
+    let (_carrier, address) = controller.remote(&token).carry_tcp("clients").await.unwrap();
+    assert!(controller.gateway.revoke(token.id()));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0").await.unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).await.unwrap();
+    assert_eq!(said, "fairway: refuses: there is no such token, or it was revoked\n");
+}
+
+#[tokio::test]
 async fn services_learn_who_their_peers_are() {
     let controller = Controller::start("named").await;
     let grant = Grant { weight: 7, priority: -2 };

@@ -37,21 +37,19 @@ class ClusterOptions:
     def runs(self) -> Iterator[list[dict[str, Any]]]:
         """Yields the overview of each run that can be reached, for as long as the context lasts.
 
-        A cluster of another machine is connected to, unless `fairway connect` does that already.
+        A cluster of another machine is connected to, unless `fairway connect` does that already and
+        no file with a token is given.
 
         Raises:
             NotRunningError: its controller does not answer, or refuses the token.
         """
         runs = live_runs()
         with ExitStack() as connected:
-            if (
-                self.cluster is not None
-                and is_address(self.cluster)
-                and not _has(runs, self.cluster)
-            ):
-                token = read_token(self.token_file)
-                connected.enter_context(RemoteCluster(self.cluster, token))
-                runs = live_runs()
+            name = self.cluster
+            if name is not None and is_address(name) and (self.token_file or not _has(runs, name)):
+                remote = RemoteCluster(name, read_token(self.token_file))
+                connected.enter_context(remote)
+                runs = [run for run in live_runs() if run["directory"] == str(remote.directory)]
             yield runs
 
     @contextmanager

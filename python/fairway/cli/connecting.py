@@ -9,9 +9,8 @@ import typer
 
 from fairway.cli.consoles import note
 from fairway.cli.joining import TokenFile, read_token
-from fairway.cluster.remotes import RemoteCluster, is_address
+from fairway.cluster.remotes import RemoteCluster, check_address
 from fairway.cluster.supervisor import client_environment
-from fairway.errors import ConfigError
 from fairway.interrupts import Interrupts
 from fairway.plugin import BARE
 
@@ -31,10 +30,9 @@ def connect_cluster(
     Prints the two variables that clients need. Meanwhile `fairway run`, `status`, `islands` and
     `logs` find the cluster as they find those of this machine.
     """
-    if not is_address(address):
-        raise ConfigError(f"cannot connect to {address!r}; expected ADDRESS:PORT of a gateway")
+    check_address(address)
     interrupts = Interrupts()
-    with RemoteCluster(address, read_token(token_file)) as remote:
+    with RemoteCluster(address, read_token(token_file), interrupts.check) as remote:
         note(f"connected to {address}; clients need:")
         for name, value in client_environment(remote.target).items():
             print(f"export {name}={value}", flush=True)

@@ -14,9 +14,10 @@ from typing import Annotated
 
 import typer
 
-from fairway.cli.consoles import note
+from fairway.cli.consoles import duration, note
 from fairway.cli.options import grouped
-from fairway.errors import ConfigError, ControllerLostError
+from fairway.cluster.remotes import check_address
+from fairway.errors import AgentError, ConfigError, ControllerLostError
 from fairway.interrupts import Interrupts
 
 __all__ = ["TOKEN", "TokenFile", "join_as_host", "read_token"]
@@ -85,6 +86,7 @@ def join_as_host(
     The host has as many devices as the controller's islands say. It ends with the controller, or by
     Ctrl-C. Where the token comes from standard input (--token-file -), it ends with that, too.
     """
+    check_address(join)
     offer.check()
     interrupts = Interrupts()
     check = interrupts.check
@@ -103,18 +105,21 @@ def _serve(
     """
     from fairway.cluster.agent import Agent, AgentOptions
 
-    lost_s = time.monotonic()
+    lost_s, said = time.monotonic(), ""
     while True:
         try:
-            with Agent(join, token, note, AgentOptions(offer.island, offer.address)) as agent:
+            options = AgentOptions(offer.island, offer.address)
+            with Agent(join, token, note, check, options) as agent:
                 note(f"joined {join}; Ctrl-C leaves it")
-                lost_s = float("inf")
-                agent.serve(check)
+                lost_s, said = float("inf"), ""
+                agent.serve()
                 return
         except ControllerLostError as error:
             if lost_s == float("inf"):
                 lost_s = time.monotonic()
-                note(f"{error}; trying again")
+            if wait_s > 0 and str(error) != said:
+                said = str(error)
+                note(f"{said}; trying again for {duration(wait_s)}")
             if time.monotonic() - lost_s >= wait_s:
                 raise
         next_s = time.monotonic() + RETRY_S
@@ -129,7 +134,7 @@ def _or_end_of_input(check: Callable[[], None]) -> Callable[[], None]:
     def check_both() -> None:
         check()
         if select.select([sys.stdin], [], [], 0)[0] and not os.read(sys.stdin.fileno(), 1 << 10):
-            raise SystemExit(0)
+            raise AgentError("standard input has ended, and with it this agent; see --token-file")
 
     return check_both
 

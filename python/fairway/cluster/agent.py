@@ -44,12 +44,15 @@ from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
 from fairway.errors import AgentError, ControllerLostError
 from fairway.host.__main__ import HostSettings
+from fairway.interrupts import run_aside
 
 __all__ = ["Agent", "AgentOptions"]
 
 POLL_S = 0.2
 """Time between two looks at whether the host still runs, and what it has printed."""
 SEND_S = 10.0
+MESSAGES_AT_A_TIME = 8
+"""Most messages with output between two heartbeats."""
 GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables by which engines say which GPUs a process may use."""
 
@@ -76,6 +79,7 @@ class Agent:
             of which all are tried.
         token: of role ``host``.
         note: called with a sentence on what happens.
+        check: called several times a second while this waits; an exception that it raises ends it.
         options: what it offers.
 
     Raises:
@@ -84,19 +88,28 @@ class Agent:
     """
 
     def __init__(
-        self, address: str, token: str, note: Callable[[str], None], options: AgentOptions
+        self,
+        address: str,
+        token: str,
+        note: Callable[[str], None],
+        check: Callable[[], None],
+        options: AgentOptions,
     ) -> None:
+        self._check = check
         self._address = address
         self._note = note
         self._host: int | None = None
         self._carried: set[str] = set()
         try:
-            self._remote = _native.Remote(address, token)
-            here = self._remote.check(SERVICE)
+            remote = self._remote = _native.Remote(address, token)
+            here = run_aside(lambda: remote.check(SERVICE), check)
         except ConnectionError as error:
             raise ControllerLostError(str(error)) from None
         except (ValueError, OSError) as error:
-            raise AgentError(str(error)) from None
+            text = str(error)
+            if "there is no service" in text:
+                text += "; hosts join clusters of `fairway up --on agents`"
+            raise AgentError(text) from None
         self._directory = new_directory()
         self._logs = Logs()
         self._sent = 0
@@ -136,18 +149,15 @@ class Agent:
         self._remote.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def serve(self, check: Callable[[], None]) -> None:
+    def serve(self) -> None:
         """Runs hosts until the controller ends.
-
-        Args:
-            check: called several times a second; an exception that it raises ends this.
 
         Raises:
             AgentError: the controller refuses this agent; says why, and what to do.
             ControllerLostError: the controller cannot be reached any more.
         """
         while True:
-            check()
+            self._check()
             self._send_what_is_due()
             try:
                 message = self._reader.read()
@@ -185,29 +195,29 @@ class Agent:
             if now_s - self._beaten_s > self._lease_s / HEARTBEATS:
                 self._beaten_s = now_s
                 self._send(AgentHeartbeat())
-            self._send_output()
+            for _ in range(MESSAGES_AT_A_TIME):
+                if not self._send_output():
+                    break
             if self._host is None or (how := self._hosts.ending(self._host)) is None:
                 return
-            self._send_output()
+            while self._send_output():
+                pass
             host, self._host = self._host, None
             self._note(f"host {host} has ended {how}")
             self._send(HostEnded(host, how))
 
-    def _send_output(self) -> None:
-        """Sends what the host has printed since the last call."""
-        lines: list[str] = []
+    def _send_output(self) -> bool:
+        """Sends some of what the host has printed; returns whether there was any."""
+        characters, lines = 0, []
         for record in self._logs.read(self._sent):
+            characters += len(record.text) + 1
+            if characters > OUTPUT_MAX:
+                break
             self._sent = record.number
-            if lines and sum(map(len, lines)) + len(lines) + len(record.text) > OUTPUT_MAX:
-                self._send_lines(lines)
-                lines = []
             lines.append(record.text)
-        if lines:
-            self._send_lines(lines)
-
-    def _send_lines(self, lines: list[str]) -> None:
-        if self._host is not None:
+        if lines and self._host is not None:
             self._send(HostOutput(self._host, "\n".join(lines)))
+        return bool(lines)
 
     def _send(self, message: FromAgent) -> None:
         """Sends a message.

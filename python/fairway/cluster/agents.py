@@ -46,7 +46,9 @@ HEARTBEATS = 4
 """Heartbeats of an agent within its lease."""
 OUTPUT_MAX = 1 << 14
 """Most characters of output in a message."""
-Text = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]
+"""Without spaces, control characters and the like: it is shown on terminals."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
     address: Text
     process: int
     versions: Versions
-    island: int | None = None
+    island: Count | None = None
     selects_gpus: bool = False
 
 
@@ -115,7 +117,7 @@ class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
         how: how it ended, with the end of its output.
     """
 
-    host: int
+    host: Count
     how: Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
 
@@ -127,7 +129,7 @@ class HostOutput(msgspec.Struct, frozen=True, tag="output"):
         text: whole lines, if they are not longer than a message.
     """
 
-    host: int
+    host: Count
     text: Annotated[str, msgspec.Meta(max_length=OUTPUT_MAX)]
 
 
@@ -237,7 +239,7 @@ async def read_message(reader: asyncio.StreamReader, decoder: msgspec.json.Decod
 def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     try:
         return decoder.decode(line)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise AgentError(f"a message between agent and controller is malformed: {error}") from None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 from fairway import _native
 from fairway.cluster.interfaces import reachable_addresses
-from fairway.cluster.refusals import Refusals
+from fairway.cluster.reports import Refusals, Reports
 from fairway.errors import ConfigError
 
 __all__ = ["ControllerGateway", "state_directory"]
@@ -32,7 +33,7 @@ class ControllerGateway:
         address: host and port; port 0 takes any that is free.
         directory: of the run, for the file with the token of hosts.
         state: folder where the authority and tokens are kept; None keeps neither.
-        refused: called with a sentence on each connection that is refused, or on many.
+        reports: takes sentences on connections that are refused.
 
     Raises:
         OSError: the address cannot be listened at, or the folder cannot be written.
@@ -44,13 +45,14 @@ class ControllerGateway:
         address: str,
         directory: Path,
         state: Path | None,
-        refused: Callable[[str], None],
+        reports: Reports,
     ) -> None:
         self._state = state
         self._kept: set[str] = set()
         """Ids of the tokens that are valid after a new start, too."""
         authority = _read(state / AUTHORITY) if state is not None else None
-        self._refusals = Refusals(refused)
+        self._refusals = Refusals(reports)
+        self._saving = threading.Lock()
         self._gateway = _native.Gateway(address, self._refusals.add, authority)
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
@@ -109,8 +111,7 @@ class ControllerGateway:
         """
         token = self._gateway.create_token(role, lifetime_s, weight, priority)
         if keep:
-            self._kept.add(token.split("-")[2])
-            self._save()
+            self._save(kept={token.split("-")[2]})
         return token
 
     def tokens(self) -> list[dict[str, Any]]:
@@ -118,7 +119,11 @@ class ControllerGateway:
         return self._gateway.tokens()
 
     def revoke_token(self, number: str) -> bool:
-        """Makes a token invalid and closes its connections; returns whether it was valid."""
+        """Makes a token invalid and closes its connections; returns whether it was valid.
+
+        Raises:
+            OSError: it is invalid now, and would be valid again after a new start.
+        """
         try:
             known = self._gateway.revoke_token(number)
         except ValueError:
@@ -126,10 +131,12 @@ class ControllerGateway:
         self._save()
         return known
 
-    def _save(self) -> None:
-        if self._state is not None:
-            kept = [entry for entry in self.tokens() if entry["id"] in self._kept]
-            _write(self._state / TOKENS, json.dumps(kept))
+    def _save(self, kept: set[str] | None = None) -> None:
+        with self._saving:
+            self._kept |= kept or set()
+            if self._state is not None:
+                entries = [entry for entry in self.tokens() if entry["id"] in self._kept]
+                _write(self._state / TOKENS, json.dumps(entries))
 
     def write_host_token(self, token: str) -> None:
         """Writes a token to the file for people."""
@@ -150,8 +157,7 @@ def _read(path: Path) -> str | None:
 
 def _write(path: Path, text: str) -> None:
     """Replaces a file by one that only this user can read."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    partial.rename(path)
+    os.replace(partial, path)

@@ -32,6 +32,7 @@ __all__ = ["AdminSocket"]
 REQUEST_BYTES_MAX = 1 << 16
 CONNECTIONS_MAX = 16
 """Connections that are served at a time; others wait in the backlog."""
+BACKLOG = 128
 WAIT_S_MAX = 1.0
 """Seconds within which a peer sends its request, and within which it reads the answer."""
 
@@ -60,7 +61,7 @@ class AdminSocket:
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
-        self._listener.listen(CONNECTIONS_MAX)
+        self._listener.listen(BACKLOG)
         self._listener.settimeout(0.5)
         threading.Thread(target=self._serve, daemon=True, name="fairway-admin").start()
 
@@ -118,6 +119,8 @@ class AdminSocket:
             return self._answer(request, caller)
         except FairwayError as error:
             return Refused(str(error))
+        except OSError as error:
+            return Refused(f"the controller cannot do that: {error}")
 
 
 def _read_lines(connection: socket.socket, lines: int) -> bytes:

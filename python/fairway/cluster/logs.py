@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import selectors
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-__all__ = ["LogRecord", "Logs", "Outputs"]
+__all__ = ["LogRecord", "Logs", "Outputs", "printable"]
 
 KEPT_CHARACTERS = 1 << 16
 """What is kept of each host, also after it has ended; and of the controller."""
@@ -26,6 +27,7 @@ FILE_BYTES, FILES = 1 << 24, 4
 """Size of a file at which the next one begins, and how many there are."""
 FILE = "fairway.jsonl"
 READ_BYTES = 1 << 16
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LogRecord(msgspec.Struct, frozen=True):
@@ -44,6 +46,17 @@ class LogRecord(msgspec.Struct, frozen=True):
     island: int | None
     host: int | None
     text: str
+
+
+def printable(text: str) -> str:
+    r"""Returns a text whose control characters are written out, but for ends of lines and tabs.
+
+    What another machine or a host says must not change the terminal of who reads it.
+
+    >>> printable("a" + chr(27) + "[2J")
+    'a\\\\x1b[2J'
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class _Kept:
@@ -82,9 +95,9 @@ class Logs:
             )
 
     def add(self, text: str, island: int | None = None, host: int | None = None) -> None:
-        """Keeps what was printed; each of its lines becomes a record."""
-        for line in text.splitlines():
-            for start in range(0, max(1, len(line)), LINE_MAX):
+        """Keeps what was printed; each of its lines becomes a record, without empty ones."""
+        for line in printable(text).split("\n"):
+            for start in range(0, len(line), LINE_MAX):
                 self._add(line[start : start + LINE_MAX], island, host)
 
     def _add(self, line: str, island: int | None, host: int | None) -> None:

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from typing import Self
 
 from fairway import _native
 from fairway.cluster.admin import socket_path
 from fairway.cluster.registry import carry, new_directory
 from fairway.errors import ConfigError, NotRunningError
+from fairway.interrupts import run_aside
 
-__all__ = ["RemoteCluster", "is_address"]
+__all__ = ["RemoteCluster", "check_address", "is_address"]
 
-ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,]+):\d{1,5}")
+ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,@]+):\d{1,5}")
 
 
 def is_address(cluster: str) -> bool:
     """Returns whether a text is ``ADDRESS:PORT`` of a gateway, and not the name of a cluster."""
     return all(ADDRESS.fullmatch(one) for one in cluster.split(","))
+
+
+def check_address(address: str) -> None:
+    """Checks that a text is the address of a gateway.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not is_address(address):
+        raise ConfigError(
+            f"{address!r} is no address of a gateway; expected ADDRESS:PORT, such as 10.0.0.1:7000"
+        )
 
 
 class RemoteCluster:
@@ -30,29 +44,31 @@ class RemoteCluster:
     Args:
         address: of its gateway.
         token: of role ``client`` or ``admin``.
+        check: called several times a second while this waits; an exception that it raises ends it.
 
     Attributes:
         target: the value of ``JAX_BACKEND_TARGET`` for clients.
+        directory: where the admin socket is carried.
 
     Raises:
         NotRunningError: the controller does not answer, is another one, or refuses the token.
         ConfigError: the token is none.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, check: Callable[[], None] = lambda: None) -> None:
         self.address = address
         try:
-            self._remote = _native.Remote(address, token)
-            self._remote.check("admin")
+            remote = self._remote = _native.Remote(address, token)
+            run_aside(lambda: remote.check("admin"), check)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
             raise NotRunningError(str(error)) from None
-        self._directory = new_directory()
+        self.directory = new_directory()
         try:
             self.target = f"grpc://{self._remote.carry_tcp('clients')}"
-            carry(self._directory, self.target, address)
-            self._remote.carry(socket_path(self._directory), "admin")
+            carry(self.directory, self.target, address)
+            self._remote.carry(socket_path(self.directory), "admin")
         except BaseException:
             self.close()
             raise
@@ -74,4 +90,4 @@ class RemoteCluster:
     def close(self) -> None:
         """Ends all connections."""
         self._remote.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)

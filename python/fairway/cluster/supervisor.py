@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
 from fairway.cluster.logs import Logs
 from fairway.cluster.registry import new_directory
+from fairway.cluster.reports import Reports
 from fairway.cluster.serving import ServerSettings, channel_rates
 from fairway.errors import IslandError, StartError
 from fairway.host.__main__ import HostSettings
@@ -61,8 +61,8 @@ class Run:
     Args:
         settings: the islands to bring up.
         cluster: name by which other processes find the run; None keeps it private.
-        on_progress: called with the hosts that are up, all hosts, and the numbers of those for which
-            no agent has joined, whenever that changes.
+        on_progress: called with the hosts that are up, all hosts, and the numbers of those without
+            an agent, whenever that changes.
         check: called repeatedly until all hosts are up; an exception that it raises aborts the
             start, and everything started so far is taken down.
 
@@ -95,6 +95,7 @@ class Run:
         self._hosts: LocalHosts | JoinedHosts
         self._replacing: set[int] = set()
         """Islands that are being brought back."""
+        self._were_up: set[int] = set()
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
         self._shapes: dict[int, IslandSettings] = {}
@@ -107,6 +108,7 @@ class Run:
         self._token = secrets.token_hex(32)
         try:
             self._logs = Logs(settings.log_folder)
+            self._reports = Reports(self._logs)
             self._server = _native.Server(ServerSettings.of(settings, self.directory, self._token))
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -147,7 +149,7 @@ class Run:
         if not self.settings.gateway:
             return None
         state = state_directory(self.cluster) if self.cluster is not None else None
-        return ControllerGateway(self.settings.gateway, self.directory, state, self._report)
+        return ControllerGateway(self.settings.gateway, self.directory, state, self._reports)
 
     def _accept_agents(self) -> JoinedHosts:
         """Lets agents of other machines join; launches some where the settings say so.
@@ -157,7 +159,7 @@ class Run:
         """
         assert self._gateway is not None
         launcher = open_launcher(self.settings, self._logs)
-        hosts = JoinedHosts(self.directory, self._report, self._logs)
+        hosts = JoinedHosts(self.directory, self._reports.add, self._logs)
         self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
         self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
         token = self._gateway.create_token("host", None)
@@ -165,11 +167,6 @@ class Run:
         addresses, lease_s = self._gateway.addresses, self.settings.timeout_s
         hosts.accept(Joining(addresses, token, lease_s, launcher))
         return hosts
-
-    def _report(self, text: str) -> None:
-        """Prints a sentence on what happens while the run is up."""
-        self._logs.add(text)
-        print(f"fairway: {text}", file=sys.stderr)
 
     @property
     def logs(self) -> Logs:
@@ -187,6 +184,7 @@ class Run:
             return
         try:
             self._wait_for(list(self._places), self._check)
+            self._were_up = set(self._shapes)
             self._open_admin()
         except BaseException:
             self.close()
@@ -239,6 +237,7 @@ class Run:
                 self._gateway.close()
             if recorded:
                 self._read_records()
+            self._reports.close()
             self._logs.close()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -297,11 +296,17 @@ class Run:
             )
             try:
                 self._start_island(number, island, hosts)
-                self._wait_for(hosts, self._check_open)
             except StartError as error:
                 self._server.fail_island(number, str(error))
                 raise
-            return number
+        # Without the lock: an island that waits for machines holds up no other.
+        try:
+            self._wait_for(hosts, self._check_open)
+        except StartError as error:
+            self._server.fail_island(number, str(error))
+            raise
+        self._were_up.add(number)
+        return number
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -384,7 +389,7 @@ class Run:
         try:
             return self._hosts.separate(number)
         except NoNamespaceError as error:
-            self._report(
+            self._reports.add(
                 f"other users of this machine can reach collectives of island {number}: "
                 f"its hosts get no network of their own ({error}); allow unprivileged user "
                 "namespaces, give the island one host, or set private_network = false to say that "
@@ -459,7 +464,7 @@ class Run:
                 threading.Thread(target=self._restart, args=arguments, daemon=True).start()
                 continue
             if process is not None and (ending := self._hosts.ending(number, process)):
-                self._report(f"host {number} has ended {ending}")
+                self._reports.add(f"host {number} has ended {ending}")
             self._hosts.stop(number, process)
             if self._hosts.replaces:
                 self._replace(self._places[number][0])
@@ -470,18 +475,19 @@ class Run:
             self.add_island(island)
         except StartError as error:
             if not self._closing.is_set():
-                self._report(f"an island does not come back: {error}")
+                self._reports.add(f"an island does not come back: {error}")
 
     def _replace(self, number: int) -> None:
         """Brings a lost island back on what its launcher finds, unless that is being done."""
         states = {island["id"]: island["state"] for island in self._server.overview()["islands"]}
-        if states.get(number) == "lost" and number not in self._replacing:
+        is_lost = states.get(number) == "lost" and number in self._were_up
+        if is_lost and number not in self._replacing:
             self._replacing.add(number)
             threading.Thread(target=self._bring_back, args=(number,), daemon=True).start()
 
     def _bring_back(self, number: int) -> None:
         deadline, said = time.monotonic() + REPLACE_S, ""
-        self._report(f"island {number} is lost; its hosts are started anew")
+        self._reports.add(f"island {number} is lost; its hosts are started anew")
         try:
             while not self._closing.wait(REPLACE_EVERY_S):
                 try:
@@ -490,13 +496,13 @@ class Run:
                     if self._closing.is_set():
                         return
                     if time.monotonic() > deadline:
-                        self._report(f"island {number} stays lost: {error}")
+                        self._reports.add(f"island {number} stays lost: {error}")
                         return
                     if str(error) != said:
                         said = str(error)
-                        self._report(f"island {number} does not come back yet: {said}")
+                        self._reports.add(f"island {number} does not come back yet: {said}")
                 else:
-                    self._report(f"island {back} is up again")
+                    self._reports.add(f"island {back} is up again")
                     return
         finally:
             self._replacing.discard(number)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fairway.cluster.agents import (
     read_message,
 )
 from fairway.cluster.launchers.launcher import AgentLauncher, AgentRequest
-from fairway.cluster.logs import Logs
+from fairway.cluster.logs import Logs, printable
 from fairway.errors import AgentError, StartError
 from fairway.host.__main__ import HostSettings
 
@@ -172,14 +173,38 @@ class JoinedHosts:
         """
         if self._joining is None or self._joining.launcher is None:
             return
+        self._wait_for_returning(island, self._joining.lease_s)
+        self._wait_for(self._match_soon())
         self._watch_launcher()
         with self._lock:
             self._failed.pop(island, None)
             wanted = [one for one in self._wanted.values() if one.island == island]
             missing = wanted[self._expected.get(island, 0) :]
-            self._expected[island] = max(len(wanted), self._expected.get(island, 0))
-        if missing:
+            self._expected[island] = self._expected.get(island, 0) + len(missing)
+        if not missing:
+            return
+        try:
             self._joining.launcher.start(self._joining.request(missing))
+        except StartError:
+            with self._lock:
+                self._expected[island] -= len(missing)
+                for settings in wanted:
+                    self._wanted.pop(settings.host, None)
+            raise
+
+    def _wait_for_returning(self, island: int, timeout_s: float) -> None:
+        """Waits until agents whose hosts are to end have ended them, or are gone."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                wanted = [one.host for one in self._wanted.values() if one.island == island]
+                agents = [self._agents.get(host) for host in wanted]
+                if not any(agent is not None and agent.host is not None for agent in agents):
+                    return
+            time.sleep(0.02)
+
+    async def _match_soon(self) -> None:
+        self._match_now()
 
     def check(self, hosts: Iterable[int] | None = None) -> None:
         """Checks that hosts that were started have not ended, and that their agents come.
@@ -360,7 +385,7 @@ class JoinedHosts:
         with self._lock:
             if agent.host != message.host:
                 return
-            agent.ended, agent.host = message.how, None
+            agent.ended, agent.host = printable(message.how), None
             self._idle.append(agent)
         self._match_now()
 
