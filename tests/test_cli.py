@@ -96,6 +96,7 @@ def test_run_of_text_that_is_no_python(no_runs: Path, tmp_path: Path) -> None:
     [
         (["frobnicate"], "No such command 'frobnicate'; try `fairway --help`"),
         (["place"], "Missing argument 'what'; try `fairway place --help`"),
+        (["token", "create", "--role", "x"], "'x'; expected 'client', 'host', 'admin'; try `fai"),
         (["simulate", "--fabric"], "'--fabric' requires an argument; try `fairway simulate"),
         (["run", "--weight", "1.5", "a.py"], "--weight is '1.5'; expected a valid integer; try"),
         (["islands", "remove", "x"], "number is 'x'; expected a valid integer; try"),

@@ -447,7 +447,9 @@ def _usage(error: Any) -> str:
     if not hasattr(cause, "errors"):
         return str(error.format_message())
     (found,) = cause.errors()[:1]
-    expected = found["msg"].removeprefix("Input should be ").partition(",")[0]
+    _, choices, expected = found["msg"].rstrip(".").partition(" is not one of ")
+    if not choices:
+        expected = found["msg"].removeprefix("Input should be ").partition(",")[0]
     name = error.param.opts[0]
     return f"{name} is {found['input']!r}; expected {expected}"
 
