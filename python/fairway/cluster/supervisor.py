@@ -158,7 +158,7 @@ class Run:
             StartError: the engine that launches them is not there.
         """
         assert self._gateway is not None
-        launcher = open_launcher(self.settings, self._logs)
+        launcher = open_launcher(self.settings, self._logs, self._reports.add)
         hosts = JoinedHosts(self.directory, self._reports.add, self._logs)
         self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
         self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fairway.cluster.launchers.launcher import AgentLauncher
 from fairway.cluster.launchers.ray import RayLauncher
 from fairway.cluster.launchers.slurm import SlurmLauncher
@@ -12,12 +14,15 @@ from fairway.settings import Settings
 __all__ = ["open_launcher"]
 
 
-def open_launcher(settings: Settings, logs: Logs) -> AgentLauncher | None:
+def open_launcher(
+    settings: Settings, logs: Logs, note: Callable[[str], None]
+) -> AgentLauncher | None:
     """Returns the launcher of the setting ``on``; None if people start agents.
 
     Args:
         settings: of the run.
         logs: takes what agents print.
+        note: called with what an engine says while it looks for machines.
 
     Raises:
         ConfigError: the machines cannot be read.
@@ -29,7 +34,7 @@ def open_launcher(settings: Settings, logs: Logs) -> AgentLauncher | None:
             return SshLauncher(read_machines(rest), logs)
         case "slurm":
             hosts = sum(island.hosts for island in settings.islands)
-            return SlurmLauncher(rest, hosts, settings.nodes, logs)
+            return SlurmLauncher(rest, hosts, settings.nodes, logs, note)
         case "ray":
             return RayLauncher(rest, settings.platform == "cuda", logs)
     return None

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,8 @@ LAST_LINES = 8
 """Lines of an agent's output that explain its end."""
 CLOSE_S = 5.0
 """Time that agents have to end by themselves once their controller has ended."""
+TERMINATE_S = 2.0
+"""Time that what starts them has to end after SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class AgentProcesses:
         words: Sequence[str],
         token: str,
         environment: Mapping[str, str] | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> None:
         """Starts one.
 
@@ -106,6 +109,7 @@ class AgentProcesses:
             words: its command.
             token: a line for its standard input, which then stays open.
             environment: variables besides those of this process.
+            heard: called with each line that it prints.
 
         Raises:
             StartError: there is no such command.
@@ -127,6 +131,8 @@ class AgentProcesses:
         def take(line: str) -> None:
             last.append(line)
             self._logs.add(f"{where}: {line}", island)
+            if heard is not None:
+                heard(line)
 
         printed = self._outputs.follow(process.stdout, take)
         with self._lock:
@@ -151,14 +157,17 @@ class AgentProcesses:
         """Ends all, after the time in which they may end by themselves."""
         with self._lock:
             running, self._running = self._running, []
-        deadline = time.monotonic() + CLOSE_S
-        for one in running:
-            one.release()
-            try:
-                one.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
+        # By SIGTERM srun takes its job out of the queue; by SIGKILL it would leave it there.
+        steps = (
+            (_AgentProcess.release, CLOSE_S),
+            (_AgentProcess.terminate, TERMINATE_S),
+            (_AgentProcess.kill, TERMINATE_S),
+        )
+        for end, time_s in steps:
+            for one in running:
+                end(one)
+            deadline = time.monotonic() + time_s
+            running = [one for one in running if not one.ends(deadline - time.monotonic())]
         self._outputs.close()
 
 
@@ -175,6 +184,19 @@ class _AgentProcess:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def ends(self, timeout_s: float) -> bool:
+        try:
+            self.process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def ending(self) -> str:
         self.printed.wait(1.0)

@@ -1,4 +1,4 @@
-"""Starts agents as actors of a Ray cluster: a placement group for each island, an actor for a host.
+"""Starts agents as actors of a Ray cluster, one for each host.
 
 Ray places, starts and watches agents; what hosts compute and send does not go through it.
 """
@@ -6,6 +6,7 @@ Ray places, starts and watches agents; what hosts compute and send does not go t
 from __future__ import annotations
 
 import platform
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ __all__ = ["RayLauncher"]
 START_S = 300.0
 """Time within which Ray finds room for an island and starts its agents."""
 STOP_S = 5.0
+CONNECT_S = 10.0
 
 
 class RayLauncher:
@@ -44,37 +46,34 @@ class RayLauncher:
         self._logs = logs
         self._is_gpu = is_gpu
         self._lock = threading.Lock()
-        self._groups: list[Any] = []
         self._waits: dict[Any, tuple[int, Any]] = {}
         """Island and actor of each agent, by the call that returns when the agent ends."""
         try:
             if not ray.is_initialized():
+                _check_listens(address)
                 ray.init(
                     address or "auto",
                     namespace="fairway",
                     log_to_driver=False,
                     logging_level="warning",
                 )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise StartError(
                 f"no Ray cluster answers at {address or 'this machine'}: {error}; expected the "
                 "address of a running one, or `ray start --head` first"
             ) from None
 
     def start(self, request: AgentRequest) -> None:
-        """Asks for room for the agents, spread over nodes where that is possible."""
-        ray = self._ray
-        cpus, gpus = 1.0, float(request.devices) if self._is_gpu else 0.0
-        room = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
-        group = ray.util.placement_group([room] * request.count, strategy="SPREAD")
-        self._groups.append(group)
-        for bundle in range(request.count):
-            place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=bundle
-            )
+        """Asks for an actor for each agent, spread over nodes where that is possible.
+
+        They are in no placement group: Ray would place the bundle of a lost node again and hold
+        it, with nothing in it, so that the node's successor had no room for the agent's.
+        """
+        gpus = float(request.devices) if self._is_gpu else 0.0
+        for _ in range(request.count):
             actor = (
-                ray.remote(_AgentActor)
-                .options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=place)
+                self._ray.remote(_AgentActor)
+                .options(num_cpus=1.0, num_gpus=gpus, scheduling_strategy="SPREAD")
                 .remote()
             )
             ended = actor.run.remote(request.arguments, request.token)
@@ -101,15 +100,13 @@ class RayLauncher:
         return AgentEnding(island, text)
 
     def stop(self) -> None:
-        """Ends all agents, and gives their room back."""
+        """Ends all agents."""
         with self._lock:
             waits, self._waits = self._waits, {}
         if waits:
             self._ray.wait(list(waits), num_returns=len(waits), timeout=STOP_S)
         for _, actor in waits.values():
             self._ray.kill(actor)
-        for group in self._groups:
-            self._ray.util.remove_placement_group(group)
         self._ray.shutdown()
 
 
@@ -136,10 +133,20 @@ class _AgentActor:
         return f"the agent on {platform.node()} has ended with status {code}:\n{''.join(last)}"
 
 
+def _check_listens(address: str) -> None:
+    """Checks that something listens at an address with a port; Ray would try for over a minute.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+
+
 def _import_ray() -> Any:
     try:
         import ray
-        import ray.util.scheduling_strategies
     except ImportError as error:
         raise StartError(
             f"Ray cannot be loaded: {error}; try `pip install 'fairway[ray]'`"

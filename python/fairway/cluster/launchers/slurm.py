@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 from fairway.cluster.launchers.launcher import AgentEnding, AgentProcesses, AgentRequest
 from fairway.cluster.logs import Logs
@@ -36,14 +37,23 @@ class SlurmLauncher:
         hosts: of all islands.
         nodes: for all islands; None for one for each host. Used outside of an allocation only.
         logs: takes what agents print.
+        note: called with what srun says while a job waits for nodes.
 
     Raises:
         StartError: there is no Slurm here, or it does not answer.
     """
 
-    def __init__(self, options: str, hosts: int, nodes: int | None, logs: Logs) -> None:
+    def __init__(
+        self,
+        options: str,
+        hosts: int,
+        nodes: int | None,
+        logs: Logs,
+        note: Callable[[str], None],
+    ) -> None:
         if shutil.which("srun") is None:
             raise StartError("there is no srun here; expected a machine of a Slurm cluster")
+        self._note = note
         self._options = shlex.split(options)
         self._job = os.environ.get(JOB)
         self._lock = threading.Lock()
@@ -70,7 +80,13 @@ class SlurmLauncher:
             nodes = -(-count // self._of_node)
             words += [f"--ntasks={count}", f"--nodes={nodes}"]
             words += [f"--ntasks-per-node={-(-count // nodes)}"]
-            self._processes.start(island, f"{nodes} nodes", [*words, *agent], request.token)
+            self._processes.start(
+                island,
+                f"nodes of island {island}",
+                [*words, *agent],
+                request.token,
+                heard=self._hear,
+            )
             return
         with self._lock:
             if len(self._free) < count:
@@ -83,6 +99,11 @@ class SlurmLauncher:
         for name in names:
             on = [*words, f"--nodelist={name}", *agent]
             self._processes.start(island, name, on, request.token)
+
+    def _hear(self, line: str) -> None:
+        """Passes on why a job waits; errors are told with the end of srun."""
+        if line.startswith("srun: ") and not line.startswith("srun: error"):
+            self._note(line)
 
     def watch(self) -> list[AgentEnding]:
         """Returns the agents that have ended since the last call; their nodes are free again."""
