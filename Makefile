@@ -25,7 +25,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel docs reference protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
-	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
+	test-engines demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
@@ -130,6 +130,15 @@ lint: build
 	$(PYTHON) dev/check_layers.py
 	cargo test --quiet --package fairway-protocol --test messages
 	$(PYTHON) dev/check_shape.py
+
+# Ray lives apart: it is an extra that few need.
+.cache/engines/.built: $(UV) pyproject.toml uv.lock .venv/.built
+	UV_PROJECT_ENVIRONMENT=.cache/engines $(UV) sync --frozen --quiet --extra jax --extra ray
+	touch $@
+
+## test-engines: hosts on a real Slurm (slurm-wlm, munge) and a real Ray cluster, as root
+test-engines: .cache/engines/.built
+	.cache/engines/bin/python -m pytest -q -rfs tests/test_engines.py
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)
