@@ -301,6 +301,8 @@ def test_logs_are_read_from_elsewhere(gated: Gated, own_runtime: Path) -> None:
     until(lambda: "island 1 host 1: the answer is 42" in logs(), 30, "it is kept")
     assert "the answer is 42" in logs("--host", "1")
     assert "the answer is 42" not in logs("--island", "0")
+    absent = fairway("logs", *where, "--host", "77", **shown)
+    assert "there is no host 77; expected one of [0, 1" in absent.stderr
     records = [json.loads(line) for line in logs("--host", "1", "--json").splitlines()]
     assert records[-1]["text"] == "the answer is 42"
     assert records[-1]["island"] == 1

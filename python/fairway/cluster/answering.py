@@ -32,7 +32,7 @@ from fairway.cluster.admin import (
 )
 from fairway.cluster.gateways import ControllerGateway
 from fairway.cluster.logs import LogRecord, Logs
-from fairway.errors import FairwayError, SliceError, TokenError
+from fairway.errors import FairwayError, LogError, SliceError, TokenError
 from fairway.settings import IslandSettings, Settings
 
 __all__ = ["AdminService"]
@@ -89,8 +89,25 @@ class AdminService:
             case CreateToken() | ListTokens() | RevokeToken():
                 return self._answer_about_tokens(request)
             case ReadLogs():
+                self._check_source(request)
                 return LogsRead(_first(self.logs.read(request.after, request.island, request.host)))
         return Done()
+
+    def _check_source(self, request: ReadLogs) -> None:
+        """Checks that there are, or were, the island and the host that a request is about.
+
+        Raises:
+            LogError: there are not.
+        """
+        islands = self.overview()["islands"]
+        hosts = [host["id"] for island in islands for host in island["hosts"]]
+        known = {"island": [island["id"] for island in islands], "host": hosts}
+        for kind, number in (("island", request.island), ("host", request.host)):
+            if number is not None and number not in known[kind]:
+                raise LogError(
+                    f"there is no {kind} {number}; expected one of {known[kind]}, as in "
+                    "`fairway status`"
+                )
 
     def _check_owner(self, client: int, caller: Caller) -> None:
         """Checks that a client is the caller's.

@@ -419,7 +419,7 @@ class Run:
 
         address = f"unix:{self.directory}/island-{self._starts}.sock"
         self._services.append(coordination_service(address, hosts))
-        if self._gateway is not None:
+        if self._gateway is not None and not self.settings.is_local:
             self._gateway.offer(f"island-{self._starts}", "host", address)
         return address
 
