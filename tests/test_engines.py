@@ -439,10 +439,8 @@ def test_what_slurm_refuses_is_explained(cleared: Slurm) -> None:
     on = ("--on", "slurm:--partition=absent", "--islands", "1x1x1")
     with cleared.program(*FAIRWAY, "up", *on) as up:
         assert up.end(30) == 1, up.text()
-        assert (
-            "host 0 does not start: the agent on nodes of island 0 has ended with status 1"
-            in up.text()
-        )
+        how = "host 0 does not start: the agent on nodes of island 0 has ended with status 1"
+        assert how in up.text()
         assert "srun: error: invalid partition specified: absent" in up.text()
     assert cleared.is_clear()
 
