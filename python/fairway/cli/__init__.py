@@ -19,7 +19,7 @@ from fairway.analysis.topologies import describe
 from fairway.capture import summary
 from fairway.cli.clusters import ClusterOptions
 from fairway.cli.comparing import compare_step
-from fairway.cli.connecting import connect_cluster
+from fairway.cli.connecting import connect_cluster, show_environment
 from fairway.cli.consoles import (
     check_output,
     fail,
@@ -56,7 +56,6 @@ from fairway.cluster.registry import choose_cluster, free_name, live_runs
 from fairway.cluster.supervisor import client_environment
 from fairway.errors import ConfigError, FairwayError, NotRunningError
 from fairway.interrupts import Interrupts, run_aside
-from fairway.plugin import BARE
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import IslandSettings
@@ -183,9 +182,7 @@ def up(
         note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
     with started(settings, interrupts, name) as run:
         note(f"up: cluster {name}: {described(settings)}; clients need:")
-        for name, value in run.environment.items():
-            print(f"export {name}={value}", flush=True)
-        note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
+        show_environment(run.environment)
         note("Ctrl-C ends it; `fairway status` shows it")
         while interrupts.next() is None:
             continue  # SIGCHLD: a host process ended, which `Run` handles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -14,9 +15,16 @@ from fairway.cluster.supervisor import client_environment
 from fairway.interrupts import Interrupts
 from fairway.plugin import BARE
 
-__all__ = ["connect_cluster"]
+__all__ = ["connect_cluster", "show_environment"]
 
 CHECK_S = 10.0
+
+
+def show_environment(variables: Mapping[str, str]) -> None:
+    """Prints what clients need, as a shell reads it."""
+    for name, value in variables.items():
+        print(f"export {name}={value}", flush=True)
+    note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
 
 
 def connect_cluster(
@@ -34,9 +42,7 @@ def connect_cluster(
     interrupts = Interrupts()
     with RemoteCluster(address, read_token(token_file), interrupts.check) as remote:
         note(f"connected to {address}; clients need:")
-        for name, value in client_environment(remote.target).items():
-            print(f"export {name}={value}", flush=True)
-        note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
+        show_environment(client_environment(remote.target))
         note("Ctrl-C ends it")
         lost, next_s = None, time.monotonic() + CHECK_S
         while interrupts.next() is None:

@@ -159,13 +159,12 @@ class Run:
         """
         assert self._gateway is not None
         launcher = open_launcher(self.settings, self._logs, self._reports.add)
-        hosts = JoinedHosts(self.directory, self._reports.add, self._logs)
-        self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
-        self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
         token = self._gateway.create_token("host", None)
         self._gateway.write_host_token(token)
-        addresses, lease_s = self._gateway.addresses, self.settings.timeout_s
-        hosts.accept(Joining(addresses, token, lease_s, launcher))
+        joining = Joining(self._gateway.addresses, token, self.settings.timeout_s, launcher)
+        hosts = JoinedHosts(self.directory, joining, self._reports.add, self._logs)
+        self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
+        self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
         return hosts
 
     @property
@@ -290,17 +289,12 @@ class Run:
         Raises:
             StartError: a host does not start.
         """
-        with self._changing:
-            number, hosts = self._server.add_island(
-                island.hosts, island.devices, channel_rates(island)
-            )
-            try:
-                self._start_island(number, island, hosts)
-            except StartError as error:
-                self._server.fail_island(number, str(error))
-                raise
-        # Without the lock: an island that waits for machines holds up no other.
+        rates = channel_rates(island)
         try:
+            with self._changing:
+                number, hosts = self._server.add_island(island.hosts, island.devices, rates)
+                self._start_island(number, island, hosts)
+            # Without the lock: an island that waits for machines holds up no other.
             self._wait_for(hosts, self._check_open)
         except StartError as error:
             self._server.fail_island(number, str(error))

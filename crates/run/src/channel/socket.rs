@@ -108,21 +108,8 @@ impl Socket {
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        let most = SILENCE_MAX.as_millis() as libc::c_uint;
-        // SAFETY: the option takes an integer of this size, which outlives the call.
-        let set = unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_USER_TIMEOUT,
-                (&raw const most).cast(),
-                size_of::<libc::c_uint>() as libc::socklen_t,
-            )
-        };
-        match set {
-            0 => Ok(Self::Tcp(stream)),
-            _ => Err(io::Error::last_os_error()),
-        }
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENCE_MAX.as_millis() as u32)?;
+        Ok(Self::Tcp(stream))
     }
 
     /// Duplicates the descriptor; both refer to the same connection.

@@ -45,6 +45,8 @@ BACKLOG = 1024
 UNSENT_MAX = 1 << 20
 """Bytes that an agent may leave unread before its connection is closed."""
 CALL_S = 10.0
+LEAVE_S = 2.0
+"""Time that agents have to leave once they know that the controller ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,20 +67,10 @@ class Joining:
 
     def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
         """Returns the agents to start for hosts of one island."""
-        first, where = settings[0], ",".join(self.addresses)
-        island = str(first.island)
+        first = settings[0]
+        join = ("host", "--join", ",".join(self.addresses), "--island", str(first.island))
         # One that has lost its controller for the time of a lease has been replaced.
-        arguments = (
-            "host",
-            "--join",
-            where,
-            "--island",
-            island,
-            "--token-file",
-            "-",
-            "--wait",
-            "0",
-        )
+        arguments = (*join, "--token-file", "-", "--wait", "0")
         return AgentRequest(first.island, len(settings), first.devices, arguments, self.token)
 
 
@@ -103,6 +95,7 @@ class JoinedHosts:
 
     Args:
         directory: the run's directory, where the gateway connects agents to a socket.
+        joining: how agents join.
         note: called with a sentence when an agent is refused or leaves.
         logs: takes what hosts print.
     """
@@ -110,11 +103,16 @@ class JoinedHosts:
     start_timeout_s = 600.0
     """Time within which agents have joined and started their hosts."""
 
-    def __init__(self, directory: Path, note: Callable[[str], None], logs: Logs) -> None:
+    def __init__(
+        self, directory: Path, joining: Joining, note: Callable[[str], None], logs: Logs
+    ) -> None:
         self.path = directory / f"{SERVICE}.sock"
         self._note = note
         self._logs = logs
-        self._joining: Joining | None = None
+        self._joining = joining
+        self._launcher = joining.launcher
+        if self._launcher is not None:
+            self.start_timeout_s = self._launcher.start_timeout_s
         self._lock = threading.Lock()
         self._closing = False
         self._idle: list[_Agent] = []
@@ -137,16 +135,10 @@ class JoinedHosts:
             asyncio.start_unix_server(self._serve, self.path, limit=LINE_MAX, backlog=BACKLOG)
         )
 
-    def accept(self, joining: Joining) -> None:
-        """Sets how agents join, before any host is started."""
-        self._joining = joining
-        if joining.launcher is not None:
-            self.start_timeout_s = joining.launcher.start_timeout_s
-
     @property
     def replaces(self) -> bool:
         """Whether lost hosts are started again by their launcher."""
-        return self._joining is not None and self._joining.launcher is not None
+        return self._launcher is not None
 
     def separate(self, island: int) -> tuple[str, ...]:
         """Returns no namespaces: hosts of other machines have networks of their own."""
@@ -163,7 +155,7 @@ class JoinedHosts:
         self.stop(settings.host)
         with self._lock:
             self._wanted[settings.host] = settings
-        self._match()
+        self._soon(self._match)
 
     def fill(self, island: int) -> None:
         """Launches agents for the hosts of an island that none has been found for.
@@ -171,10 +163,10 @@ class JoinedHosts:
         Raises:
             StartError: there are not as many machines, or their engine does not answer.
         """
-        if self._joining is None or self._joining.launcher is None:
+        if self._launcher is None:
             return
         self._wait_for_returning(island, self._joining.lease_s)
-        self._wait_for(self._match_soon())
+        self._wait_for(self._matched())
         self._watch_launcher()
         with self._lock:
             self._failed.pop(island, None)
@@ -184,7 +176,7 @@ class JoinedHosts:
         if not missing:
             return
         try:
-            self._joining.launcher.start(self._joining.request(missing))
+            self._launcher.start(self._joining.request(missing))
         except StartError:
             with self._lock:
                 self._expected[island] -= len(missing)
@@ -203,8 +195,8 @@ class JoinedHosts:
                     return
             time.sleep(0.02)
 
-    async def _match_soon(self) -> None:
-        self._match_now()
+    async def _matched(self) -> None:
+        self._match()
 
     def check(self, hosts: Iterable[int] | None = None) -> None:
         """Checks that hosts that were started have not ended, and that their agents come.
@@ -225,9 +217,9 @@ class JoinedHosts:
                     )
 
     def _watch_launcher(self) -> None:
-        if self._joining is None or self._joining.launcher is None:
+        if self._launcher is None:
             return
-        for ending in self._joining.launcher.watch():
+        for ending in self._launcher.watch():
             with self._lock:
                 if self._expected.get(ending.island, 0) > 0:
                     self._expected[ending.island] -= 1
@@ -261,8 +253,8 @@ class JoinedHosts:
             self._closing = True
         with contextlib.suppress(TimeoutError):
             self._wait_for(self._end())
-        if self._joining is not None and self._joining.launcher is not None:
-            self._joining.launcher.stop()
+        if self._launcher is not None:
+            self._launcher.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_S)
         self._loop.close()
@@ -272,8 +264,10 @@ class JoinedHosts:
         for agent in [*self._agents.values(), *self._idle]:
             agent.send(ControllerEnded())
         self._idle.clear()
-        await asyncio.sleep(0)  # what is sent goes out
         serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if serving:
+            # Agents that have read it leave; if the gateway closed before, they would join again.
+            await asyncio.wait(serving, timeout=LEAVE_S)
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
@@ -312,17 +306,16 @@ class JoinedHosts:
             agent.send(AgentRefused(remedy))
             return None
         with self._lock:
-            if self._closing or self._joining is None:
+            if self._closing:
                 return None
             if hello.island is not None and self._expected.get(hello.island, 0) > 0:
                 self._expected[hello.island] -= 1
             agent.send(AgentAccepted(self._joining.lease_s))
             self._idle.append(agent)
-        self._match_now()
+        self._match()
         return agent
 
     async def _serve_admitted(self, agent: _Agent, reader: asyncio.StreamReader) -> None:
-        assert self._joining is not None
         why = "with its agent, whose connection ended"
         try:
             while True:
@@ -345,9 +338,6 @@ class JoinedHosts:
             self._gone(agent, why)
 
     def _match(self) -> None:
-        self._soon(self._match_now)
-
-    def _match_now(self) -> None:
         """Gives hosts that wait for an agent to agents that wait for a host."""
         with self._lock:
             if self._closing:
@@ -387,7 +377,7 @@ class JoinedHosts:
                 return
             agent.ended, agent.host = printable(message.how), None
             self._idle.append(agent)
-        self._match_now()
+        self._match()
 
     def _gone(self, agent: _Agent, why: str) -> None:
         with self._lock:

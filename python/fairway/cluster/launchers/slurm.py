@@ -101,7 +101,7 @@ class SlurmLauncher:
             self._processes.start(island, name, on, request.token)
 
     def _hear(self, line: str) -> None:
-        """Passes on why a job waits; errors are told with the end of srun."""
+        """Passes on why a job waits; errors are reported with the end of srun."""
         if line.startswith("srun: ") and not line.startswith("srun: error"):
             self._note(line)
 
