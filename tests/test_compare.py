@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -37,15 +38,17 @@ return (%3)
 """Two stages: the first one runs ahead of the second."""
 FIRST, TRANSFER, SECOND = 0, 1, 2
 MS = 1_000_000
+ORDERS = itertools.count()
 
 
 def run(begin_ms: float, end_ms: float, name: str, client: int = 1) -> list[Any]:
     begin, end = round(begin_ms * MS), round(end_ms * MS)
-    return ["run", begin, end, 1000, [0], name, client, begin]
+    return ["run", begin, end, 1000, [0], name, client, begin, next(ORDERS)]
 
 
 def sent(begin_ms: float, end_ms: float, peer: int, tag: int) -> list[Any]:
-    return ["move", round(begin_ms * MS), round(end_ms * MS), peer, 4096, "out", 0, tag]
+    begin, end = round(begin_ms * MS), round(end_ms * MS)
+    return ["move", begin, end, peer, 4096, "out", 0, tag, next(ORDERS)]
 
 
 def pipeline(steps: int) -> dict[int, HostRecords]:
@@ -82,6 +85,20 @@ def test_other_clients_and_what_follows_the_steps_are_left_out() -> None:
     second = [*hosts[1].records, run(902, 903, "evaluate"), run(904, 905, "second", client=2)]
     given = {0: HostRecords(range(1), first), 1: HostRecords(range(1, 2), second)}
     assert measure(PIPELINE, 1, given) == measure(PIPELINE, 1, hosts)
+
+
+def test_transfers_are_found_where_ends_of_computations_were_noticed_late() -> None:
+    hosts = pipeline(10)
+    late = [
+        [record[0], record[1] + 9 * MS, record[2] + 9 * MS, *record[3:]]
+        if record[0] == "run"
+        else record
+        for record in hosts[0].records
+    ]
+    report = measure(PIPELINE, 1, {**hosts, 0: HostRecords(range(1), late)})
+    # Times of a report are from its first event, here the first transfer.
+    expected = [Span(3 * step * MS, (3 * step + 1) * MS) for step in range(10)]
+    assert [step[TRANSFER] for step in report.steps] == expected
 
 
 def test_a_long_run_is_measured_by_its_last_steps() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairway import _native
 from fairway.host import messages
-from fairway.host.collectives import LoweredExchange
+from fairway.host.collectives import Ended, LoweredExchange
 from fairway.host.groups import OverGroups
 from fairway.host.local import LocalHost
 from fairway.host.messages import GroupCollective, PeerMessage
@@ -60,8 +60,9 @@ class Exchanger:
         """Runs a program over several islands."""
         values = [self._objects.get(number) for number in command.args]
         exchange = self._exchanges[command.executable]
-        tag, client = command.first_tag, command.client
-        run = self._thread.submit(self._exchange_now, exchange, values, tag, client)
+        turn = Turn(self._teams, exchange.carries, command.first_tag)
+        ended = functools.partial(self._ended, command.client, self._order())
+        run = self._thread.submit(self._exchange_now, exchange, values, turn, ended)
         for number in command.args:
             self._objects.note_use(number, run)
         for index, spec in enumerate(command.results):
@@ -70,7 +71,7 @@ class Exchanger:
             )
 
     def _exchange_now(
-        self, exchange: LoweredExchange, values: list[Any], first_tag: int, client: int
+        self, exchange: LoweredExchange, values: list[Any], turn: Turn, ended: Ended
     ) -> Any:
         def act(turn: Turn) -> Any:
             local = exchange.local
@@ -81,9 +82,9 @@ class Exchanger:
                 }
                 for value in values
             ]
-            return exchange.run(turn, arguments, functools.partial(self._ended, client))
+            return exchange.run(turn, arguments, ended)
 
-        return _in_turn(Turn(self._teams, exchange.carries, first_tag), act)
+        return _in_turn(turn, act)
 
     def _exchanged(self, run: Future[Any], index: int, places: Places) -> Array:
         outcome = _outcome(run)
@@ -111,6 +112,7 @@ class Exchanger:
             command.targets,
             command.sources,
             client,
+            self._order(),
         )
         for peer in part.elsewhere(command.sources, self._host):
             self._plane.expect(peer.tag, peer.host)
@@ -147,7 +149,8 @@ class Exchanger:
             turn = Turn(self._teams, exchange.carries, first_tag)
         given = [(group.buffers[0], group.shards) for group in command.given]
         arguments = [(self._objects.get(number), shards) for number, shards in given]
-        run = threads.submit(self._collective_now, command.kind, exchange, arguments, turn, client)
+        ended = functools.partial(self._ended, client, self._order())
+        run = threads.submit(self._collective_now, command.kind, exchange, arguments, turn, ended)
         for number, _ in given:
             self._objects.note_use(number, run)
         for made in command.made:
@@ -161,7 +164,7 @@ class Exchanger:
         exchange: LoweredExchange,
         given: list[tuple[Any, list[int]]],
         turn: Turn,
-        client: int,
+        ended: Ended,
     ) -> Any:
         def act(turn: Turn) -> Any:
             held = {
@@ -171,19 +174,22 @@ class Exchanger:
             }
             if kind is GroupCollective.GATHER:
                 held = {shard: one[np.newaxis] for shard, one in held.items()}
-            [brought] = exchange.run(turn, [held], functools.partial(self._ended, client))
+            [brought] = exchange.run(turn, [held], ended)
             if kind is GroupCollective.SCATTER:
                 return {shard: one[0] for shard, one in brought.items()}
             return brought
 
         return _in_turn(turn, act)
 
-    def _ended(self, client: int, begun_ns: int, carries: Sequence[Carry]) -> None:
+    def _order(self) -> int:
+        return 0 if self._trace is None else self._trace.next_order()
+
+    def _ended(self, client: int, order: int, begun_ns: int, carries: Sequence[Carry]) -> None:
         """Reports and records collectives."""
         for carry in carries:
             self._report.send(messages.Moved(client, carry.sent_bytes))
             if self._trace is not None:
-                self._trace.move(begun_ns, carry.hosts[-1], carry.sent_bytes, "out")
+                self._trace.move((begun_ns, order), carry.hosts[-1], carry.sent_bytes, "out")
 
     def _brought(self, run: Future[Any], shards: list[int], places: Places) -> Array:
         brought = _outcome(run)
@@ -223,7 +229,7 @@ class Exchanger:
         own, moved = None, 0
         packed = part.direction.pack(held, [peer.shards for peer in part.targets])
         for peer, data in zip(part.targets, packed, strict=True):
-            begun = time.monotonic_ns()
+            begun = time.monotonic_ns(), part.order
             if peer.host == self._host:
                 own = data
             else:
@@ -274,6 +280,7 @@ class _Part:
         targets: hosts that receive a message.
         sources: hosts that send a message.
         client: the client that issued it.
+        order: the order of its command, for the trace.
     """
 
     direction: Dispatch | Collect
@@ -282,6 +289,7 @@ class _Part:
     targets: list[PeerMessage]
     sources: list[PeerMessage]
     client: int
+    order: int
 
     def kinds(self) -> Kinds:
         """Returns shape and type of the results of each shard."""

@@ -176,22 +176,23 @@ class Mover:
         Pieces of one client on one channel are sent in the order of these commands.
         """
         value = self._objects.get(command.source)
+        order = 0 if self._trace is None else self._trace.next_order()
         # Inside an island each target has a queue of its own: a slow receiver delays no other.
         by_line: dict[tuple[int, int | None], list[messages.ShardSend]] = {}
         for piece in command.pieces:
             line = (piece.channel, piece.target if piece.channel == INSIDE else None)
             by_line.setdefault(line, []).append(piece)
         for line, plan in by_line.items():
-            work = partial(self._send_now, value, plan)
+            work = partial(self._send_now, value, plan, order)
             use = self._lines.submit((command.client, *line), work)
             self._objects.note_use(command.source, use)
 
-    def _send_now(self, value: Any, plan: list[messages.ShardSend]) -> None:
+    def _send_now(self, value: Any, plan: list[messages.ShardSend], order: int) -> None:
         for done, piece in enumerate(plan):
             try:
                 shard = self._backend.shard(resolve(value), piece.shard)
                 elements = self._backend.view(shard)
-                begun = time.monotonic_ns()
+                begun = time.monotonic_ns(), order
                 part = bytes_of(region_of(elements, piece.region.start, piece.region.size))
                 self._plane.send(piece.target, piece.tag, part, piece.channel)
                 if self._trace is not None:
@@ -265,7 +266,7 @@ class Mover:
     def _take(self, left: deque[messages.ShardPiece]) -> _native.Payload:
         """Takes the next of the messages that are left, in their order."""
         piece = left.popleft()
-        begun = time.monotonic_ns()
+        begun = time.monotonic_ns(), 0
         payload = self._plane.take(piece.tag, MESSAGE_TIMEOUT_S)
         if self._trace is not None:
             self._trace.move(begun, piece.source, len(payload), "in", tag=piece.tag)
@@ -314,7 +315,7 @@ class Mover:
             if data.nbytes < _native.INLINE_BYTES:
                 self._report.done(ticket, messages.ShardData(bytes(data)))
             else:
-                begun = time.monotonic_ns()
+                begun = time.monotonic_ns(), 0
                 self._plane.send(_native.CONTROLLER, ticket, data)
                 if self._trace is not None:
                     self._trace.move(begun, _native.CONTROLLER, data.nbytes, "out")

@@ -3,14 +3,19 @@
 Times are of the machine's monotonic clock, which all hosts of one machine share. A record is one
 JSON array per line:
 
-- ``["run", start_ns, end_ns, dispatch_ns, devices, name, client, arrived_ns]``
-- ``["move", start_ns, end_ns, peer, bytes, "out" | "in", channel, tag]``; the tag is 0 if unknown
+- ``["run", start_ns, end_ns, dispatch_ns, devices, name, client, arrived_ns, order]``
+- ``["move", start_ns, end_ns, peer, bytes, "out" | "in", channel, tag, order]``
 - ``["compile", start_ns, end_ns, name, how]``
+
+The order is that in which the host took its commands to run and to send; it and the tag are 0 if
+unknown. Ends of runs are observed, so they can be late, and with them the start of the next run;
+orders are exact.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import queue
 import threading
@@ -35,8 +40,14 @@ class Trace:
         self._runs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._lock = threading.Lock()
+        # From the clock, so that a host that is started again continues the order of its file.
+        self._orders = itertools.count(time.monotonic_ns())
         self._flushed = time.monotonic()
         threading.Thread(target=self._follow, name="fairway-trace", daemon=True).start()
+
+    def next_order(self) -> int:
+        """Returns the order of a command that the host takes now."""
+        return next(self._orders)
 
     def run(
         self,
@@ -55,13 +66,31 @@ class Trace:
             name: name of the function.
             client: the client that issued it.
         """
-        self._runs.put((token, times_ns, time.monotonic_ns(), devices, name, client))
+        handed = time.monotonic_ns()
+        self._runs.put((token, (*times_ns, handed), devices, name, (client, self.next_order())))
 
     def move(
-        self, begun_ns: int, peer: int, size: int, direction: str, channel: int = 0, tag: int = 0
+        self,
+        begun: tuple[int, int],
+        peer: int,
+        size: int,
+        direction: str,
+        channel: int = 0,
+        tag: int = 0,
     ) -> None:
-        """Records a transfer that has just ended."""
-        self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction, channel, tag])
+        """Records a transfer that has just ended.
+
+        Args:
+            begun: when it began, and the order of its command.
+            peer: the other host.
+            size: its bytes.
+            direction: ``"out"`` or ``"in"``.
+            channel: the channel that it took.
+            tag: its tag; 0 if it has none.
+        """
+        begun_ns, order = begun
+        ended_ns = time.monotonic_ns()
+        self._note(["move", begun_ns, ended_ns, peer, size, direction, channel, tag, order])
 
     def compiled(self, begun_ns: int, name: str, how: str) -> None:
         """Records a compilation that has just ended."""
@@ -76,12 +105,13 @@ class Trace:
         """Waits for the end of each run, in the order of launches."""
         ended = 0
         while True:
-            token, (arrived, begun), handed, devices, name, client = self._runs.get()
+            token, (arrived, begun, handed), devices, name, (client, order) = self._runs.get()
             with contextlib.suppress(Exception):  # the error is raised where the result is used
                 token.block_until_ready()
             start = max(begun, ended)
             ended = time.monotonic_ns()
-            self._note(["run", start, ended, handed - begun, devices, name, client, arrived])
+            dispatch = handed - begun
+            self._note(["run", start, ended, dispatch, devices, name, client, arrived, order])
 
     def _note(self, record: list[Any]) -> None:
         with self._lock:

@@ -2,7 +2,8 @@
 
 A host's computations of a step are found by their names and devices, from the end backwards, as the
 controller found the step itself. Messages between hosts belong to the first transfer between their
-gangs whose source had been computed when they were sent.
+gangs that is left, whose host was to send them after it was to compute what they carry. That order
+is exact; the ends of computations are noticed late on a machine that is busy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fairway.report.steps import Span, StepReport
 
 __all__ = ["HostRecords", "communications", "measure"]
 
+UNBOUNDED = 1 << 63
 TRANSFER = "transfer"
 """Kind of a transfer, and name of one that is no part of an exchange."""
 ROWS = ("dispatch", "collect")
@@ -44,9 +46,34 @@ class HostRecords:
 @dataclasses.dataclass(frozen=True)
 class _Message:
     host: int
+    order: int
     begin_ns: int
     end_ns: int
     size: int
+
+
+class _Step:
+    """One step: the spans of its nodes, and the order of each host's commands to compute."""
+
+    def __init__(self, floors: dict[int, int]) -> None:
+        self.spans: dict[int, Span] = {}
+        self.orders: dict[int, dict[int, int]] = {host: {} for host in floors}
+        self._floors = floors
+
+    def add(self, host: int, node: int, run: list[Any]) -> None:
+        """Adds a computation of a host.
+
+        A gang computes from when its last host has begun until its last host has ended.
+        """
+        span = Span(run[1], run[2])
+        self.spans[node] = self.spans.get(node, span).joined(span)
+        self.orders[host][node] = run[8]
+
+    def floor(self, host: int, node: int) -> int:
+        """Returns the order of the last computation of a host before a node, in program order."""
+        orders = self.orders.get(host, {})
+        before = [order for other, order in orders.items() if other < node]
+        return max(before, default=self._floors.get(host, 0))
 
 
 def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepReport:
@@ -73,7 +100,7 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
         for function, devices, *_ in called
         if function is not None and devices and not functions[function][3]
     ]
-    found: dict[int, list[dict[int, Span]]] = {}
+    found: dict[int, list[list[tuple[int, list[Any]]]]] = {}
     for host, known in hosts.items():
         expected = [
             (number, nodes[number].name.partition(":")[0])
@@ -91,30 +118,44 @@ def measure(program: str, client: int, hosts: dict[int, HostRecords]) -> StepRep
             f"least {STEPS_MIN} to measure it"
         )
     count = min(count, STEPS_MAX)
-    steps: list[dict[int, Span]] = [{} for _ in range(count)]
-    for host_steps in found.values():
-        for step, ours in zip(steps, host_steps[-count:], strict=True):
-            for number, span in ours.items():
-                # A gang computes from when its last host has begun until its last host has ended.
-                step[number] = step.get(number, span).joined(span)
+    steps = _together(found, hosts, count)
     _add_communication(nodes, steps, hosts, members)
-    return StepReport.observed(graph, "measured", steps)
+    return StepReport.observed(graph, "measured", [step.spans for step in steps])
+
+
+def _together(
+    found: dict[int, list[list[tuple[int, list[Any]]]]], hosts: dict[int, HostRecords], count: int
+) -> list[_Step]:
+    """Returns the last ``count`` steps of all hosts."""
+    steps: list[_Step] = []
+    for back in range(count, 0, -1):
+        floors: dict[int, int] = {}
+        for host, host_steps in found.items():
+            first = host_steps[-back][0][1][8]
+            runs = [record[8] for record in hosts[host].records if record[0] == "run"]
+            floors[host] = max((order for order in runs if order < first), default=0)
+        step = _Step(floors)
+        for host, host_steps in found.items():
+            for node, run in host_steps[-back]:
+                step.add(host, node, run)
+        steps.append(step)
+    return steps
 
 
 def _find_steps(
     expected: list[tuple[int, str]], known: HostRecords, client: int
-) -> list[dict[int, Span]]:
-    """Returns the last consecutive steps of a host, the last one last."""
+) -> list[list[tuple[int, list[Any]]]]:
+    """Returns the nodes and runs of the last consecutive steps of a host, the last one last."""
     runs = [record for record in known.records if record[0] == "run" and record[6] == client]
     names = [run[5] for run in runs]
     wanted = [name for _, name in expected]
     length = len(wanted)
-    steps: list[dict[int, Span]] = []
+    steps: list[list[tuple[int, list[Any]]]] = []
     end = len(runs)
     while end >= length and len(steps) < STEPS_MAX:
         if names[end - length : end] == wanted:
             step = zip(expected, runs[end - length : end], strict=True)
-            steps.append({number: Span(run[1], run[2]) for (number, _), run in step})
+            steps.append([(number, run) for (number, _), run in step])
             end -= length
         elif steps:
             break
@@ -125,7 +166,7 @@ def _find_steps(
 
 def _add_communication(
     nodes: Sequence[_native.StepNode],
-    steps: list[dict[int, Span]],
+    steps: list[_Step],
     hosts: dict[int, HostRecords],
     members: list[list[int]],
 ) -> None:
@@ -139,35 +180,44 @@ def _add_communication(
     for number, step in enumerate(steps):
         for group in communications(nodes):
             first = nodes[group[0]]
-            before = [(number, after) for after in first.after]
-            before += [(number - back, after) for after, back in first.carried if back <= number]
-            # Hosts may record the end of a computation after that of the transfer of its result.
-            made = [steps[at][after].begin_ns for at, after in before if after in steps[at]]
-            later = [
-                step[reader].begin_ns
-                for index in group
-                for reader in reads[index]
-                if reader in step
-            ]
-            if not made:
+            before = [(step, after) for after in first.after]
+            before += [(steps[number - back], at) for at, back in first.carried if back <= number]
+            if not any(node in at.spans for at, node in before):
                 continue
-            window = max(made), min(later, default=1 << 63)
+            readers = [reader for index in group for reader in reads[index]]
+            taken: list[_Message] = []
             if first.kind == TRANSFER == first.name:
                 pool = transfers[first.devices[0], first.devices[1]]
-                taken = _take(pool, window, first.size)
+                windows = {
+                    host: _window(host, group[0], before, (step, readers))
+                    for host in members[first.devices[0]]
+                }
+                taken = _take(pool, windows, first.size)
             else:
                 gangs = {device for index in group for device in nodes[index].devices}
-                there = sorted({host for gang in gangs for host in members[gang]})
-                has_rows = first.kind == TRANSFER and first.name in ROWS
-                peers = len(there) - 1 if has_rows else None
-                taken = [
-                    message
-                    for host in there
-                    for message in _take_exchange(exchanges[host], window, peers)
-                ]
+                is_rows = first.kind == TRANSFER and first.name in ROWS
+                for host in sorted({host for gang in gangs for host in members[gang]}):
+                    window = _window(host, group[0], before, (step, readers))
+                    taken += _take_exchange(exchanges[host], window, is_rows)
             if taken:
-                span = _span(taken)
-                step.update(dict.fromkeys(group, span))
+                step.spans.update(dict.fromkeys(group, _span(taken)))
+
+
+def _window(
+    host: int, node: int, before: list[tuple[_Step, int]], after: tuple[_Step, list[int]]
+) -> tuple[int, int]:
+    """Returns the orders between which a host was to send the messages of a node.
+
+    Args:
+        host: the host.
+        node: the node.
+        before: what the node depends on.
+        after: its step, and the nodes of that step that depend on it.
+    """
+    step, readers = after
+    computed = [at.orders[host][other] for at, other in before if other in at.orders.get(host, {})]
+    reads = [step.orders[host][other] for other in readers if other in step.orders.get(host, {})]
+    return max(computed, default=step.floor(host, node)), min(reads, default=UNBOUNDED)
 
 
 def communications(nodes: Sequence[_native.StepNode]) -> list[list[int]]:
@@ -233,8 +283,8 @@ def _sent(host: int, known: HostRecords) -> Iterator[tuple[_Message, int, int]]:
     """Yields what a host sent, with its target and tag."""
     for record in known.records:
         if record[0] == "move" and record[5] == "out":
-            _, begin, end, peer, size, _, _, tag = record
-            yield _Message(host, begin, end, size), peer, tag
+            _, begin, end, peer, size, _, _, tag, order = record
+            yield _Message(host, order, begin, end, size), peer, tag
 
 
 Key = TypeVar("Key")
@@ -246,12 +296,18 @@ def _in_order(found: dict[Key, list[_Message]]) -> dict[Key, list[_Message]]:
     return found
 
 
-def _take(pool: list[_Message], window: tuple[int, int], size: int) -> list[_Message]:
-    """Takes the messages of a window from those that are left, until they have a size."""
+def _take(pool: list[_Message], windows: dict[int, tuple[int, int]], size: int) -> list[_Message]:
+    """Takes the messages of each host's window from those that are left, until they have a size.
+
+    Those before the windows belong to no later transfer.
+    """
     taken: list[_Message] = []
     kept: list[_Message] = []
-    for message in _dropping(pool, window[0]):
-        if message.begin_ns < window[1] and size > 0:
+    for message in pool:
+        earliest, latest = windows[message.host]
+        if message.order < earliest:
+            continue
+        if message.order < latest and size > 0:
             taken.append(message)
             size -= message.size
         else:
@@ -260,27 +316,26 @@ def _take(pool: list[_Message], window: tuple[int, int], size: int) -> list[_Mes
     return taken
 
 
-def _take_exchange(
-    pool: list[_Message], window: tuple[int, int], peers: int | None
-) -> list[_Message]:
+def _take_exchange(pool: list[_Message], window: tuple[int, int], is_rows: bool) -> list[_Message]:
     """Takes what a host sent in its next exchange; it performs one at a time.
 
     Args:
         pool: the messages that are left; those before the window belong to no later exchange.
-        window: first and last time of sending.
-        peers: number of messages; None if they are recorded with one begin.
+        window: first and last order.
+        is_rows: whether it is an exchange of rows, whose messages begin one after another.
     """
-    pool[:] = _dropping(pool, window[0])
-    if not pool or pool[0].begin_ns >= window[1]:
+    earliest, latest = window
+    pool[:] = [message for message in pool if message.order >= earliest]
+    if not pool or pool[0].order >= latest:
         return []
-    begin = pool[0].begin_ns
-    count = sum(message.begin_ns == begin for message in pool) if peers is None else peers
-    taken, pool[:] = pool[:count], pool[count:]
+
+    def exchange(message: _Message) -> tuple[int, int]:
+        return message.order, 0 if is_rows else message.begin_ns
+
+    next_one = exchange(pool[0])
+    taken = [message for message in pool if exchange(message) == next_one]
+    pool[:] = [message for message in pool if exchange(message) != next_one]
     return taken
-
-
-def _dropping(pool: list[_Message], earliest_ns: int) -> list[_Message]:
-    return [message for message in pool if message.begin_ns >= earliest_ns]
 
 
 def _span(messages: list[_Message]) -> Span:

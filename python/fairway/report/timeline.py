@@ -213,7 +213,7 @@ class Timeline:
             "dur": (end - start) / 1e3,
         }
         if kind == "run":
-            dispatch, devices, name, client, arrived = rest
+            dispatch, devices, name, client, arrived, *_ = rest
             known = {"client": client, "dispatch_us": dispatch / 1e3}
             known["queued_us"] = (start - arrived) / 1e3
             runs = [{**common, "name": name, "tid": device, "args": known} for device in devices]
@@ -231,7 +231,7 @@ class Timeline:
                 {**span, "name": f"{how} {name}", "ph": "b", "ts": common["ts"]},
                 {**span, "name": f"{how} {name}", "ph": "e", "ts": self._us(end)},
             ]
-        peer, size, direction, number, _ = rest
+        peer, size, direction, number, *_ = rest
         name = f"{'to' if direction == 'out' else 'from'} {self._name(peer)}{_by(number)}"
         return [
             {
@@ -256,7 +256,7 @@ class Timeline:
             for kind, start, end, *rest in records:
                 if kind != "run":
                     continue
-                _, _, name, client, _ = rest
+                _, _, name, client, *_ = rest
                 pid = CLIENT + client
                 if (pid, host) not in seen:
                     seen.add((pid, host))
