@@ -153,6 +153,7 @@ bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/chained.py
 	$(PYTHON) benchmarks/training.py
 	$(PYTHON) benchmarks/remote.py
+	$(PYTHON) benchmarks/encryption.py
 
 # Torch is there for its gloo.
 .cache/loopback-peers/.built: $(UV)

@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -37,13 +38,16 @@ say("sums", total=float(np.asarray(total(x)).sum()), moved=float(jax.device_put(
 """
 
 
+ETH_P_ALL = 3
+"""All protocols, in <linux/if_ether.h>."""
+MARK = b"this is in clear"
 SUMS = {"total": 64 * 63 / 2, "moved": 1 << 16}
 
 
-def joined(islands: str = "2x2x1", address: str = "127.0.0.1") -> Run:
+def joined(islands: str = "2x2x1", address: str = "127.0.0.1", **settings: str) -> Run:
     """A controller that waits for the hosts of these islands to join."""
-    settings = {"on": "agents", "gateway": f"{address}:0", "data_plane": "tcp", "timeout_s": 3.0}
-    return Run(Settings.parse(islands, **settings))
+    known = {"on": "agents", "gateway": f"{address}:0", "data_plane": "tcp", "timeout_s": 3.0}
+    return Run(Settings.parse(islands, **known, **settings))
 
 
 @contextmanager
@@ -104,6 +108,50 @@ def test_hosts_join_from_machines_that_share_nothing(
         assert all(agent.poll() is None for agent in there)
     after = [received_bytes("-n", name, "eth0") for name in namespaces]
     assert all(there - here > 100_000 for here, there in zip(before, after, strict=True))
+
+
+@contextmanager
+def listening(text: bytes) -> Iterator[list[int]]:
+    """Counts packets on this machine's links, and those with a text."""
+    counts = [0, 0]
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(ETH_P_ALL)) as every:
+        every.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        every.settimeout(0.2)
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    packet, (interface, *_) = every.recvfrom(1 << 16)
+                    if interface != "lo":
+                        counts[0] += 1
+                        counts[1] += text in packet
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        yield counts
+        over.set()
+        listener.join()
+
+
+@pytest.mark.parametrize("encryption", ["auto", "off"])
+def test_what_hosts_send_between_machines_is_encrypted(
+    namespaces: dict[str, str], own_runtime: Path, encryption: str
+) -> None:
+    address = next(iter(namespaces.values())).rpartition(".")[0] + ".254"
+    run = joined("2x1x1", address, encryption=encryption)
+    machines = [["nsenter", f"--net=/run/netns/{name}"] for name in namespaces]
+    code = f"""
+text = np.frombuffer({MARK!r} * 4096, np.uint8)
+x = jax.device_put(text, jax.devices()[0])
+y = jax.device_put(jax.jit(lambda x: x + 0)(x), jax.devices()[1])
+say("moved", same=bool((np.asarray(y) == text).all()))
+"""
+    with agents(run, *machines), run, listening(MARK) as counts:
+        assert said(client(run, code, 90).stdout, "moved") == {"same": True}
+    packets, readable = counts
+    assert packets > 10
+    assert (readable > 0) == (encryption == "off")
 
 
 def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:

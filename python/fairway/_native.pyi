@@ -316,7 +316,9 @@ class Memory:
 
 @final
 class DataPlane:
-    def __init__(self, me: int, address: str, channels: list[str], token: str) -> None: ...
+    def __init__(
+        self, me: int, address: str, channels: list[str], token: str, encrypt: bool = False
+    ) -> None: ...
     @property
     def address(self) -> str: ...
     @property

@@ -204,6 +204,9 @@ class Settings:
             timeouts derive from it.
         data_plane: ``unix`` (shared memory, one machine), ``tcp`` (streams), or ``both``: shared
             memory between hosts of one machine and network namespace, streams between others.
+        encryption: whether streams between hosts are encrypted (TLS 1.3). ``auto``: where hosts are
+            on other machines; ``on``: those of this machine's addresses, too; ``off``: never. They
+            are authenticated in any case.
         slice_index: give devices their island's number as ``slice_index``.
         private_network: give CPU islands of several hosts a network namespace of their own, where
             nothing else needs the machine's network: XLA's collectives accept any connection.
@@ -239,6 +242,7 @@ class Settings:
     platform: str = "cpu"
     timeout_s: float = 10.0
     data_plane: str = "unix"
+    encryption: str = "auto"
     slice_index: bool = False
     private_network: bool = True
     launch_window: int = 256
@@ -284,6 +288,14 @@ class Settings:
                 "data_plane",
                 "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
             ),
+            (self.encryption in ("auto", "on", "off"), "encryption", "'auto', 'on' or 'off'"),
+            (
+                self.encryption != "on"
+                or self.data_plane != "unix"
+                or any(island.channels for island in self.islands),
+                "encryption",
+                "'auto' or 'off' where hosts communicate by shared memory alone",
+            ),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
@@ -327,6 +339,11 @@ class Settings:
     def is_local(self) -> bool:
         """Whether hosts are processes of this machine."""
         return self.on == "local"
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether streams between hosts are encrypted."""
+        return self.encryption == "on" or (self.encryption == "auto" and not self.is_local)
 
     @property
     def device_memory_bytes(self) -> int | None:

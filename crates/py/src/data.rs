@@ -24,11 +24,19 @@ impl PyDataPlane {
 #[pymethods]
 impl PyDataPlane {
     /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of its
-    /// channels onto the network between islands.
+    /// channels onto the network between islands; encrypts TCP connections if `encrypt`, as all
+    /// endpoints of the run must.
     #[new]
+    #[pyo3(signature = (me, address, channels, token, encrypt=false))]
     #[allow(clippy::needless_pass_by_value)]
-    fn new(me: u32, address: &str, channels: Vec<String>, token: &str) -> PyResult<Self> {
-        let plane = run::channel::DataPlane::listen(HostId(me), address, &channels, token);
+    fn new(
+        me: u32,
+        address: &str,
+        channels: Vec<String>,
+        token: &str,
+        encrypt: bool,
+    ) -> PyResult<Self> {
+        let plane = run::channel::DataPlane::listen(HostId(me), address, &channels, token, encrypt);
         plane.map(Self).map_err(os_error)
     }
 

@@ -54,11 +54,11 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let controller = Controller::new(Cluster::new(&specs), settings.config());
-            let ServerSettings { listen, users, directory, token, slice_index, .. } = settings;
-            let path = directory.join("controller-data.sock");
-            let data =
-                DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &[], &token)
-                    .map_err(os_error)?;
+            let ServerSettings { listen, users, directory, token, slice_index, encrypt, .. } =
+                settings;
+            let path = format!("unix:{}", directory.join("controller-data.sock").display());
+            let data = DataPlane::listen(CONTROLLER, &path, &[], &token, encrypt);
+            let data = data.map_err(os_error)?;
             let (world, stopped) = World::new(controller, data);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -358,6 +358,8 @@ pub(crate) struct ServerSettings {
     sequential: bool,
     capture: bool,
     plan: bool,
+    /// Whether streams between hosts, and to them, are encrypted.
+    encrypt: bool,
 }
 
 impl ServerSettings {

@@ -10,6 +10,7 @@
 //! Connections within a machine need none of that: [`identity`] asks the kernel who is there.
 
 mod authority;
+mod encryption;
 mod error;
 mod gateway;
 pub mod identity;
@@ -19,6 +20,7 @@ mod stream;
 mod token;
 
 pub use authority::Authority;
+pub use encryption::{EncryptedStream, Encryption};
 pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
 pub use peers::{PeerConnection, RemotePeer};

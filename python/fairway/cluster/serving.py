@@ -33,6 +33,7 @@ class ServerSettings:
         sequential: whether a computation is dispatched only when its arguments are there.
         capture: whether the last step of each client is kept.
         plan: whether collectives of programs are planned.
+        encrypt: whether streams between hosts are encrypted.
     """
 
     islands: list[tuple[int, int, list[float]]]
@@ -46,6 +47,7 @@ class ServerSettings:
     sequential: bool = False
     capture: bool = False
     plan: bool = False
+    encrypt: bool = False
 
     @classmethod
     def of(cls, settings: Settings, directory: Path, token: str) -> Self:
@@ -62,4 +64,5 @@ class ServerSettings:
             settings.dispatch == "sequential",
             settings.capture,
             settings.plan == "auto",
+            settings.encrypts,
         )

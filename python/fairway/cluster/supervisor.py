@@ -356,6 +356,7 @@ class Run:
                     channels=tuple(map(_by_tcp, island.channels_of(rank))),
                     team_channels=_team_channels(settings.islands),
                     is_near=settings.data_plane == "unix",
+                    encrypt=settings.encrypts,
                     token=self._token,
                     timeout_s=settings.timeout_s,
                     xla_flags=flags,

@@ -38,6 +38,7 @@ class HostSettings:
         channels: addresses of its channels on the network between islands.
         team_channels: channels between hosts of several islands: the number of each, 0 if there are
             none, and its rate in bits per second, None if unknown.
+        encrypt: whether streams to other hosts are encrypted.
         is_near: whether hosts communicate by shared memory of one machine.
         token: proof that it belongs to this run.
         timeout_s: watchdog deadline of the run; the host itself does not use it.
@@ -67,6 +68,7 @@ class HostSettings:
     xla_flags: str
     channels: tuple[str, ...] = ()
     team_channels: tuple[tuple[int, float | None], ...] = ((0, None),)
+    encrypt: bool = False
     is_near: bool = False
     device_memory: int | None = None
     trace: str | None = None
@@ -136,7 +138,9 @@ def main() -> None:
         settings.first_device,
     )
     backend.warm_up()
-    plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
+    plane = _native.DataPlane(
+        settings.host, settings.data, list(settings.channels), settings.token, settings.encrypt
+    )
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(settings.control)
     info = messages.HostInfo(

@@ -2,7 +2,8 @@
 //!
 //! On a Unix socket the peer sends the token of the run. On TCP, which others may read, the token is
 //! not sent: each end proves that it knows it, by a digest of the token and of what both have drawn
-//! (challenge and response). Data that follow are neither encrypted nor signed.
+//! (challenge and response). A run that encrypts does so first, and the proofs are of its TLS session,
+//! too; in other runs, data that follow are neither encrypted nor signed.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -10,9 +11,10 @@ use std::time::Duration;
 use base::{HostId, TransferTag};
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
+use transport::Encryption;
 
 use super::frame::{FrameKind, Header, TEXT_LIMIT};
-use super::socket::Socket;
+use super::socket::{End, Socket};
 
 /// Timeout for a new connection to authenticate.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,11 +25,23 @@ const PROOF: usize = 32;
 
 type Nonce = [u8; NONCE];
 
-/// Which end proves that it knows the token.
-#[derive(Clone, Copy)]
-enum End {
-    Connector,
-    Acceptor,
+/// What an endpoint proves itself with, and how.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    pub me: HostId,
+    /// The token of the run.
+    pub token: String,
+    /// How its TCP connections are encrypted, if they are; the same on all endpoints of a run.
+    pub encryption: Option<Encryption>,
+}
+
+impl Credentials {
+    /// Encrypts a TCP connection, if those of this run are.
+    fn encrypt(&self, socket: Socket, end: End) -> io::Result<Socket> {
+        let Some(encryption) = &self.encryption else { return Ok(socket) };
+        let hint = "the other end does not encrypt, or has ended the connection";
+        socket.encrypted(encryption, end).map_err(|error| hinted(error, hint))
+    }
 }
 
 /// Authenticates a new connection to another host, and on TCP the other host.
@@ -38,34 +52,44 @@ enum End {
 /// # Errors
 /// The connection has ended, there is no answer, or the other end does not know the token.
 pub(crate) fn greet(
-    socket: &mut Socket,
-    me: HostId,
-    token: &str,
+    mut socket: Socket,
+    credentials: &Credentials,
     timeout: Duration,
-) -> io::Result<()> {
+) -> io::Result<Socket> {
+    let (me, token) = (credentials.me, &credentials.token);
     if socket.is_local() {
-        return send(socket, me, token.as_bytes());
+        send(&mut socket, me, token.as_bytes())?;
+        return Ok(socket);
     }
-    let mine = nonce()?;
-    send(socket, me, &mine)?;
     socket.set_timeout(Some(timeout))?;
-    let answer: [u8; NONCE + PROOF] = receive(socket, "the other end").map(|(_, answer)| answer)?;
+    let mut socket = credentials.encrypt(socket, End::Connector)?;
+    let mine = nonce()?;
+    send(&mut socket, me, &mine)?;
+    let received = receive(&mut socket, "the other end");
+    let (_, answer): (HostId, [u8; NONCE + PROOF]) = received.map_err(|error| {
+        let hint = "the other end encrypts, which this one does not, or has ended the connection";
+        if credentials.encryption.is_some() { error } else { hinted(error, hint) }
+    })?;
     let (theirs, proof) = answer.split_at(NONCE);
     let theirs: &Nonce = theirs.try_into().expect("it has this size");
-    let session = Session { token, connector: me, nonces: (&mine, theirs) };
+    let binding = socket.binding();
+    let session = Session { token, connector: me, nonces: (&mine, theirs), binding };
     session.check(End::Acceptor, proof).map_err(|()| denied("the other end"))?;
-    send(socket, me, session.prove(End::Connector).as_ref())?;
-    socket.set_timeout(None)
+    let proof = session.prove(End::Connector);
+    send(&mut socket, me, proof.as_ref())?;
+    socket.set_timeout(None)?;
+    Ok(socket)
 }
 
 /// Authenticates the peer of an accepted connection.
 ///
 /// # Errors
 /// The connection has ended, the peer says nothing in time, or does not know the token.
-pub(crate) fn admit(socket: &mut Socket, me: HostId, token: &str) -> io::Result<()> {
+pub(crate) fn admit(mut socket: Socket, credentials: &Credentials) -> io::Result<Socket> {
+    let (me, token) = (credentials.me, &credentials.token);
     socket.set_timeout(Some(HELLO_TIMEOUT))?;
     if socket.is_local() {
-        let hello = Header::read(socket)?;
+        let hello = Header::read(&mut socket)?;
         let peer = format!("a peer that calls itself host {}", hello.from);
         if hello.kind != FrameKind::Hello || hello.length > TEXT_LIMIT {
             return Err(denied(&peer));
@@ -75,17 +99,20 @@ pub(crate) fn admit(socket: &mut Socket, me: HostId, token: &str) -> io::Result<
         if found != token.as_bytes() {
             return Err(denied(&peer));
         }
-        return socket.set_timeout(None);
+        socket.set_timeout(None)?;
+        return Ok(socket);
     }
-    let (connector, theirs): (HostId, Nonce) = receive(socket, "a peer")?;
+    let mut socket = credentials.encrypt(socket, End::Acceptor)?;
+    let (connector, theirs): (HostId, Nonce) = receive(&mut socket, "a peer")?;
     let mine = nonce()?;
-    let session = Session { token, connector, nonces: (&theirs, &mine) };
+    let session = Session { token, connector, nonces: (&theirs, &mine), binding: socket.binding() };
     let proof = session.prove(End::Acceptor);
-    send(socket, me, &[&mine, proof.as_ref()].concat())?;
+    send(&mut socket, me, &[&mine, proof.as_ref()].concat())?;
     let peer = format!("a peer that calls itself host {connector}");
-    let (_, proof): (HostId, [u8; PROOF]) = receive(socket, &peer)?;
+    let (_, proof): (HostId, [u8; PROOF]) = receive(&mut socket, &peer)?;
     session.check(End::Connector, &proof).map_err(|()| denied(&peer))?;
-    socket.set_timeout(None)
+    socket.set_timeout(None)?;
+    Ok(socket)
 }
 
 /// What the proofs of a connection are of.
@@ -94,6 +121,8 @@ struct Session<'a> {
     connector: HostId,
     /// What the connector and the acceptor have drawn.
     nonces: (&'a Nonce, &'a Nonce),
+    /// What the TLS session exports; empty without one.
+    binding: &'a [u8],
 }
 
 impl Session<'_> {
@@ -112,7 +141,7 @@ impl Session<'_> {
     fn message(&self, end: End) -> Vec<u8> {
         let (connector, acceptor) = self.nonces;
         let number = self.connector.0.to_le_bytes();
-        [&[end as u8][..], &number, connector, acceptor].concat()
+        [&[end as u8][..], &number, connector, acceptor, self.binding].concat()
     }
 }
 
@@ -137,6 +166,18 @@ fn receive<const SIZE: usize>(socket: &mut Socket, peer: &str) -> io::Result<(Ho
     let mut payload = [0; SIZE];
     socket.read_exact(&mut payload)?;
     Ok((header.from, payload))
+}
+
+/// Explains what came that is no answer, or an end that came instead of one.
+fn hinted(error: io::Error, hint: &str) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidData
+        | io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset => {
+            io::Error::new(error.kind(), format!("{hint} ({error})"))
+        }
+        _ => error,
+    }
 }
 
 fn denied(peer: &str) -> io::Error {

@@ -26,6 +26,7 @@ use std::time::Duration;
 use base::{Channel, Code, HostId, Status, TransferTag};
 use parking_lot::{FairMutex, Mutex, RwLock};
 
+use transport::Encryption;
 use transport::identity::Users;
 
 pub use memory::{Filling, Payload, SharedMemory};
@@ -34,6 +35,7 @@ pub(crate) use lanes::{LaneName, Lanes, Opened};
 pub(crate) use memory::{Mapping, check_sealed, memory_file};
 pub(crate) use socket::Socket;
 
+use handshake::Credentials;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
@@ -55,8 +57,7 @@ const LOOKS: u32 = 9;
 
 #[derive(Debug)]
 struct Inner {
-    me: HostId,
-    token: String,
+    credentials: Arc<Credentials>,
     /// Local users that may connect.
     users: Users,
     /// Address that is advertised to peers.
@@ -107,9 +108,20 @@ impl DataPlane {
     /// peers on this machine) for peers that know `token`, and at the addresses of this host's channels
     /// onto the network between islands.
     ///
+    /// # Arguments
+    /// - `encrypt`: whether TCP connections are encrypted (TLS 1.3), the same on all endpoints of a
+    ///   run. Those on one machine never are.
+    ///
     /// # Errors
-    /// An address is malformed or already in use.
-    pub fn listen(me: HostId, address: &str, channels: &[String], token: &str) -> io::Result<Self> {
+    /// An address is malformed or already in use, or the system makes no keys.
+    pub fn listen(
+        me: HostId,
+        address: &str,
+        channels: &[String],
+        token: &str,
+        encrypt: bool,
+    ) -> io::Result<Self> {
+        let encryption = encrypt.then(Encryption::create).transpose().map_err(io::Error::other)?;
         let mut listeners = address::bind(address)?;
         let address = address::advertised(&listeners)?;
         let near = listeners.len();
@@ -119,8 +131,7 @@ impl DataPlane {
         let addresses: Vec<String> =
             listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
         let plane = DataPlane(Arc::new(Inner {
-            me,
-            token: token.to_owned(),
+            credentials: Arc::new(Credentials { me, token: token.to_owned(), encryption }),
             users: Users::owner_and(&[]),
             address,
             channels: addresses[near..].to_vec(),
@@ -164,7 +175,7 @@ impl DataPlane {
 
     /// Registers a peer. A registered peer is replaced: it has restarted (a new incarnation).
     pub fn add_peer(&self, host: HostId, address: &str) {
-        let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
+        let peer = Peer::new(self.0.credentials.clone(), address::choose(address));
         self.0.peers.write().insert(host, Arc::new(peer));
     }
 
@@ -185,7 +196,7 @@ impl DataPlane {
         tag: TransferTag,
         bytes: &[u8],
     ) -> Result<(), Status> {
-        if to == self.0.me {
+        if to == self.0.credentials.me {
             let payload = self.copy(bytes).map_err(|error| out_of_memory(bytes.len(), &error))?;
             self.0.arrive(tag, Ok(payload));
             return Ok(());
@@ -198,7 +209,7 @@ impl DataPlane {
     /// # Errors
     /// The peer is unknown or unreachable.
     pub fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
-        if to == self.0.me {
+        if to == self.0.credentials.me {
             self.0.arrive(tag, Err(error.clone()));
             return Ok(());
         }
@@ -331,7 +342,8 @@ impl DataPlane {
         };
         let peers = self.0.peers.read();
         let is_near = |host: &HostId| {
-            *host == self.0.me || peers.get(host).is_some_and(|peer| peer.is_local(channel))
+            *host == self.0.credentials.me
+                || peers.get(host).is_some_and(|peer| peer.is_local(channel))
         };
         own.is_some_and(|own| own.starts_with("unix:")) && hosts.iter().all(is_near)
     }
@@ -443,7 +455,7 @@ impl Inner {
 
     /// Returns why a message of a host cannot arrive, if that is so.
     fn never_comes(&self, tag: TransferTag, from: HostId) -> Option<Status> {
-        if from == self.me || from == CONTROLLER {
+        if from == self.credentials.me || from == CONTROLLER {
             return None;
         }
         let may_come = self.peers.read().contains_key(&from) && !self.is_of_earlier(tag, from);

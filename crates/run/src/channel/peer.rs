@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
 use super::frame::{FrameKind, Header};
-use super::handshake::{ANSWER_TIMEOUT, greet};
+use super::handshake::{ANSWER_TIMEOUT, Credentials, greet};
 use super::lanes::LaneName;
 use super::memory::{MemfdSegment, size_class};
 use super::socket::Socket;
@@ -41,8 +42,7 @@ struct Endpoint {
 /// Another process on the data plane.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    me: HostId,
-    token: String,
+    credentials: Arc<Credentials>,
     /// Its addresses; by channel, if there are several.
     endpoints: Vec<Endpoint>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
@@ -50,10 +50,10 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Creates a peer with these addresses, of which there is at least one.
-    pub fn new(me: HostId, addresses: Vec<String>, token: String) -> Self {
+    pub fn new(credentials: Arc<Credentials>, addresses: Vec<String>) -> Self {
         let endpoint = |address| Endpoint { address, connections: Mutex::default() };
         let endpoints = addresses.into_iter().map(endpoint).collect();
-        Self { me, token, endpoints, segments: Mutex::default() }
+        Self { credentials, endpoints, segments: Mutex::default() }
     }
 
     /// Returns the endpoint of a channel; the first for [`Channel::INSIDE`] and unknown channels.
@@ -119,7 +119,7 @@ impl Peer {
 
     fn header(&self, kind: FrameKind, tag: TransferTag, length: usize) -> Header {
         let length = length as u64;
-        Header { kind, from: self.me, tag, length, offset: 0, total: length }
+        Header { kind, from: self.credentials.me, tag, length, offset: 0, total: length }
     }
 
     /// Runs `use_it` on an exclusive connection; a connection that fails is not reused.
@@ -143,7 +143,7 @@ impl Peer {
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
         let address = &self.endpoint(Channel(lane.via)).address;
         let mut socket = self.greet(Socket::connect_within(address, timeout)?, timeout)?;
-        lane.header(self.me, taken).write(&mut socket)?;
+        lane.header(self.credentials.me, taken).write(&mut socket)?;
         Ok(socket)
     }
 
@@ -166,9 +166,8 @@ impl Peer {
         self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT)
     }
 
-    fn greet(&self, mut socket: Socket, timeout: Duration) -> io::Result<Socket> {
-        greet(&mut socket, self.me, &self.token, timeout)?;
-        Ok(socket)
+    fn greet(&self, socket: Socket, timeout: Duration) -> io::Result<Socket> {
+        greet(socket, &self.credentials, timeout)
     }
 
     fn send_part(

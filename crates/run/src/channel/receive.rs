@@ -46,11 +46,10 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
         inner.meet(stranger.clone());
         let inner = inner.clone();
         let serve = move || {
-            let mut socket = socket;
-            let admitted = admit(&mut socket, inner.me, &inner.token);
+            let admitted = admit(socket, &inner.credentials);
             inner.know(&stranger);
             drop(stranger);
-            if let Err(error) = admitted.and_then(|()| serve(&inner, socket))
+            if let Err(error) = admitted.and_then(|socket| serve(&inner, socket))
                 && error.kind() != io::ErrorKind::UnexpectedEof
             {
                 tracing::warn!(%error, "a data-plane connection ended");

@@ -1,4 +1,4 @@
-//! Stream sockets of the data plane: Unix on one machine, TCP between machines.
+//! Stream sockets of the data plane: Unix on one machine, TCP between machines, encrypted or not.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use transport::identity::Users;
+use transport::{EncryptedStream, Encryption};
 
 /// Timeout of a connection attempt; an address that is not routable gives no answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,6 +22,14 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Encrypted(Box<EncryptedStream>),
+}
+
+/// An end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Connector,
+    Acceptor,
 }
 
 /// A listening socket.
@@ -112,11 +121,44 @@ impl Socket {
         Ok(Self::Tcp(stream))
     }
 
-    /// Duplicates the descriptor; both refer to the same connection.
+    /// Encrypts a new TCP connection; blocks until both ends have.
+    ///
+    /// # Errors
+    /// The connection has ended, the other end does not encrypt, or this is no TCP connection.
+    pub fn encrypted(self, encryption: &Encryption, end: End) -> io::Result<Self> {
+        let Self::Tcp(stream) = self else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let encrypted = match end {
+            End::Connector => encryption.connect(stream),
+            End::Acceptor => encryption.accept(stream),
+        };
+        encrypted.map(Box::new).map(Self::Encrypted)
+    }
+
+    /// Returns what both ends of an encrypted connection know, and nobody else; empty for others.
+    pub fn binding(&self) -> &[u8] {
+        match self {
+            Self::Encrypted(stream) => stream.binding(),
+            _ => &[],
+        }
+    }
+
+    /// Whether written bytes wait in this process to be sent.
+    pub fn has_unsent(&self) -> bool {
+        matches!(self, Self::Encrypted(stream) if stream.has_unsent())
+    }
+
+    /// Whether bytes have been received that polling the descriptor misses.
+    pub fn has_received(&self) -> bool {
+        matches!(self, Self::Encrypted(stream) if stream.has_received())
+    }
+
+    /// Duplicates the descriptor; both refer to the same connection. The duplicate of an encrypted one
+    /// can only be shut down.
     pub fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Unix(stream) => stream.try_clone().map(Self::Unix),
             Self::Tcp(stream) => stream.try_clone().map(Self::Tcp),
+            Self::Encrypted(stream) => stream.stream().try_clone().map(Self::Tcp),
         }
     }
 
@@ -126,6 +168,7 @@ impl Socket {
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Self::Encrypted(stream) => stream.stream().shutdown(Shutdown::Both),
         };
     }
 
@@ -147,6 +190,7 @@ impl Socket {
     /// The user may not connect, or the kernel does not identify the user.
     pub fn check_peer(&self, users: &Users) -> io::Result<()> {
         match self {
+            Self::Encrypted(_) => Ok(()), // it was checked before it was encrypted
             Self::Unix(stream) => users.check_unix(stream),
             Self::Tcp(stream) => {
                 let peer = stream.peer_addr()?;
@@ -175,6 +219,9 @@ impl Socket {
     /// Waits at most `timeout` until there is something to read, or the connection has ended.
     pub fn is_readable_within(&self, timeout: Duration) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        if self.has_received() {
+            return Ok(true);
+        }
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
         let mut watched = [PollFd::new(self, PollFlags::IN)];
         match poll(&mut watched, Some(&timeout)) {
@@ -189,31 +236,20 @@ impl Socket {
     }
 
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => {
-                stream.set_read_timeout(timeout)?;
-                stream.set_write_timeout(timeout)
-            }
-            Self::Tcp(stream) => {
-                stream.set_read_timeout(timeout)?;
-                stream.set_write_timeout(timeout)
-            }
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(self, direction, timeout)?;
         }
+        Ok(())
     }
 
     fn descriptor(&self) -> RawFd {
-        match self {
-            Self::Unix(stream) => stream.as_raw_fd(),
-            Self::Tcp(stream) => stream.as_raw_fd(),
-        }
+        self.as_fd().as_raw_fd()
     }
 
     /// Makes all operations non-blocking: what cannot complete at once fails with `WouldBlock`.
     pub fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.set_nonblocking(true),
-            Self::Tcp(stream) => stream.set_nonblocking(true),
-        }
+        Ok(rustix::io::ioctl_fionbio(self, true)?)
     }
 
     /// Limits the number of bytes that are written but not yet sent.
@@ -265,6 +301,10 @@ impl Socket {
 
     /// Reads exactly a header, and the descriptor that came with it, if any.
     pub fn read_with_descriptor(&mut self, header: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+        if !self.is_local() {
+            self.read_exact(header)?;
+            return Ok(None);
+        }
         let mut control = [0_u64; 4];
         let mut part = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
         // SAFETY: all-zero is a valid msghdr.
@@ -322,6 +362,7 @@ impl AsFd for Socket {
         match self {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
+            Self::Encrypted(stream) => stream.stream().as_fd(),
         }
     }
 }
@@ -331,6 +372,7 @@ impl Read for Socket {
         match self {
             Self::Unix(stream) => stream.read(buffer),
             Self::Tcp(stream) => stream.read(buffer),
+            Self::Encrypted(stream) => stream.read(buffer),
         }
     }
 }
@@ -340,6 +382,7 @@ impl Write for Socket {
         match self {
             Self::Unix(stream) => stream.write(buffer),
             Self::Tcp(stream) => stream.write(buffer),
+            Self::Encrypted(stream) => stream.write(buffer),
         }
     }
 
@@ -347,10 +390,14 @@ impl Write for Socket {
         match self {
             Self::Unix(stream) => stream.write_vectored(parts),
             Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Encrypted(stream) => stream.write_vectored(parts),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        match self {
+            Self::Encrypted(stream) => stream.flush(),
+            _ => Ok(()),
+        }
     }
 }

@@ -8,7 +8,7 @@ const WHILE: Duration = Duration::from_secs(10);
 
 fn pair(scheme: &str) -> (DataPlane, DataPlane) {
     let address = |name: &str| match scheme {
-        "tcp" => "tcp:127.0.0.1:0".to_owned(),
+        "tcp" | "tls" => "tcp:127.0.0.1:0".to_owned(),
         _ => {
             let unique = std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
@@ -18,8 +18,9 @@ fn pair(scheme: &str) -> (DataPlane, DataPlane) {
             format!("unix:{}", std::env::temp_dir().join(file).display())
         }
     };
-    let one = DataPlane::listen(HostId(1), &address("one"), &[], "secret").unwrap();
-    let two = DataPlane::listen(HostId(2), &address("two"), &[], "secret").unwrap();
+    let encrypt = scheme == "tls";
+    let one = DataPlane::listen(HostId(1), &address("one"), &[], "secret", encrypt).unwrap();
+    let two = DataPlane::listen(HostId(2), &address("two"), &[], "secret", encrypt).unwrap();
     one.add_peer(HostId(2), two.address());
     two.add_peer(HostId(1), one.address());
     (one, two)
@@ -27,7 +28,7 @@ fn pair(scheme: &str) -> (DataPlane, DataPlane) {
 
 #[test]
 fn messages_of_every_size_arrive_whole() {
-    for scheme in ["unix", "tcp"] {
+    for scheme in ["unix", "tcp", "tls"] {
         let (one, two) = pair(scheme);
         for (tag, size) in [0, 1, 70_000, 3_000_001, 3_000_001].into_iter().enumerate() {
             let bytes: Vec<u8> = (0..size).map(|i: usize| (i * 7 + tag) as u8).collect();
@@ -161,7 +162,7 @@ fn a_message_is_passed_on_whether_it_comes_before_or_after_it_is_asked_for() {
 #[test]
 fn what_a_lost_host_owes_fails_where_it_would_have_gone_on_to() {
     let (one, two) = pair("tcp");
-    let three = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "secret").unwrap();
+    let three = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "secret", false).unwrap();
     two.add_peer(HostId(3), three.address());
     let error = Status::new(Code::Unavailable, "host 1 is lost");
     let relay = |tag: u64| {
@@ -187,7 +188,7 @@ fn what_a_lost_host_owes_fails_where_it_would_have_gone_on_to() {
 fn messages_by_channels_arrive_whole() {
     let listen = |me| {
         let channels = ["tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:0".to_owned()];
-        DataPlane::listen(HostId(me), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
+        DataPlane::listen(HostId(me), "tcp:127.0.0.1:0", &channels, "secret", false).unwrap()
     };
     let (one, two) = (listen(1), listen(2));
     one.add_peer(HostId(2), &two.channels().join(","));
@@ -212,7 +213,7 @@ fn messages_by_channels_arrive_whole() {
 #[test]
 fn strangers_are_turned_away() {
     let (one, two) = pair("tcp");
-    let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "guess").unwrap();
+    let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "guess", false).unwrap();
     stranger.add_peer(HostId(2), two.address());
     drop(stranger.send(HostId(2), Channel::INSIDE, TransferTag(1), b"hello"));
     assert!(two.take(TransferTag(1), Duration::from_millis(300)).is_err());
@@ -276,7 +277,7 @@ fn over_tcp_the_token_is_proved_and_not_sent() {
 #[test]
 fn over_tcp_both_ends_must_know_the_token() {
     let (one, two) = pair("tcp");
-    let other = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "another").unwrap();
+    let other = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "another", false).unwrap();
     for (from, to) in [(&one, &other), (&other, &two)] {
         from.add_peer(HostId(9), to.address());
         let error = from.send(HostId(9), Channel::INSIDE, TransferTag(1), b"hello").unwrap_err();
@@ -285,5 +286,57 @@ fn over_tcp_both_ends_must_know_the_token() {
     }
     for plane in [one, two, other] {
         plane.close();
+    }
+}
+
+#[test]
+fn what_is_encrypted_is_not_read_on_the_way() {
+    let (one, two) = pair("tls");
+    let (address, seen) = relay(two.address());
+    one.add_peer(HostId(2), &address);
+    let bytes = [b'x'; 300_000];
+    one.send(HostId(2), Channel::INSIDE, TransferTag(1), &bytes).unwrap();
+    assert_eq!(two.take(TransferTag(1), WHILE).unwrap().as_ref(), bytes);
+    let sent = seen.lock().clone();
+    assert!(sent.len() > bytes.len());
+    assert!(!sent.windows(8).any(|part| part == b"xxxxxxxx"));
+    one.close();
+    two.close();
+}
+
+#[test]
+fn an_encrypted_session_with_somebody_in_the_middle_proves_nothing() {
+    let (one, two) = pair("tls");
+    let between = Encryption::create().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = two.address().strip_prefix("tcp:").unwrap().to_owned();
+    one.add_peer(HostId(2), &format!("tcp:{}", listener.local_addr().unwrap()));
+    let passing = std::thread::spawn(move || {
+        let mut from = between.accept(listener.accept().unwrap().0).unwrap();
+        let to = std::net::TcpStream::connect(target).unwrap();
+        let mut to = between.connect(to).unwrap();
+        // The greeting and the answer are passed on as they are.
+        let mut part = [0; 4096];
+        let count = std::io::Read::read(&mut from, &mut part).unwrap();
+        to.write_all(&part[..count]).unwrap();
+        let count = std::io::Read::read(&mut to, &mut part).unwrap();
+        from.write_all(&part[..count]).unwrap();
+        assert_eq!(std::io::Read::read(&mut from, &mut part).unwrap(), 0, "it gives up");
+    });
+    let error = one.send(HostId(2), Channel::INSIDE, TransferTag(1), b"hello").unwrap_err();
+    assert!(error.to_string().contains("does not know the token"), "{error}");
+    passing.join().unwrap();
+    one.close();
+    two.close();
+}
+
+#[test]
+fn one_end_that_encrypts_and_one_that_does_not_say_so() {
+    let ((plain, _first), (encrypting, _second)) = (pair("tcp"), pair("tls"));
+    for (from, to) in [(&plain, &encrypting), (&encrypting, &plain)] {
+        from.add_peer(HostId(9), to.address());
+        let error = from.send(HostId(9), Channel::INSIDE, TransferTag(1), b"hello").unwrap_err();
+        assert!(error.to_string().contains("encrypt"), "{error}");
+        assert!(to.take(TransferTag(1), Duration::from_millis(100)).is_err());
     }
 }

@@ -96,10 +96,11 @@ pub(super) struct ReliableStream {
     pub socket: Socket,
     pub peer: u32,
     /// Retransmission buffer (ring): bytes `read..written` of the stream are not acknowledged; those
-    /// before `sent` have been sent.
+    /// before `sent` were given to the socket, those before `gone` to the kernel.
     kept: Vec<u8>,
     read: u64,
     sent: u64,
+    gone: u64,
     written: u64,
     /// End of the bytes that the peer waits for; only acknowledgements follow.
     wanted: u64,
@@ -136,6 +137,7 @@ impl ReliableStream {
             kept: vec![0; window.next_power_of_two()],
             read: 0,
             sent: 0,
+            gone: 0,
             written: 0,
             wanted: 0,
             head: [0; HEAD_BYTES],
@@ -197,7 +199,7 @@ impl ReliableStream {
             let text = "the other side has read what is not kept, or was never sent";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        (self.read, self.sent, self.attempts) = (read, read, 0);
+        (self.read, self.sent, self.gone, self.attempts) = (read, read, read, 0);
         Ok(())
     }
 
@@ -214,7 +216,7 @@ impl ReliableStream {
 
     /// Whether everything that was put has been sent.
     pub fn is_flushed(&self) -> bool {
-        self.sent == self.written
+        self.sent == self.written && !self.socket.has_unsent()
     }
 
     /// Whether there are bytes to send, once the connection accepts them.
@@ -224,7 +226,7 @@ impl ReliableStream {
 
     /// Whether bytes that the peer waits for have not been sent.
     pub fn is_owing(&self) -> bool {
-        self.sent < self.wanted
+        self.gone < self.wanted
     }
 
     /// Puts as many of these elements into the window as fit; returns their number of bytes.
@@ -286,7 +288,7 @@ impl ReliableStream {
                 IoSlice::new(&self.kept[..length - first]),
             ];
             match self.socket.write_vectored(&parts) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(0) if length > 0 => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(sent) => {
                     self.sent += sent as u64;
                     any = true;
@@ -294,8 +296,11 @@ impl ReliableStream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // A peer that has received all that it waits for may have closed the connection.
-                Err(_) if self.sent >= self.wanted => self.sent = self.written,
+                Err(_) if self.gone >= self.wanted => self.sent = self.written,
                 Err(error) => return Err(error),
+            }
+            if !self.socket.has_unsent() {
+                self.gone = self.sent;
             }
         }
         Ok(any)

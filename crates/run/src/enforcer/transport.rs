@@ -256,9 +256,13 @@ impl ChannelTransport {
     /// Waits until a lane to one of these ranks can make progress.
     pub fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        let mut timeout = timeout;
         for lane in self.lanes.iter().flatten().filter(|lane| lane.broken.is_none()) {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, ranks.contains(&lane.peer) || lane.is_resuming());
+            if flags.contains(PollFlags::IN) && lane.socket.has_received() {
+                timeout = Duration::ZERO;
+            }
             flags.set(PollFlags::OUT, lane.can_flush());
             if !flags.is_empty() {
                 polled.push(PollFd::from_borrowed_fd(lane.socket.as_fd(), flags));

@@ -37,14 +37,23 @@ pub fn planes(ranks: u32) -> Planes {
     planes_by(ranks, [false; CHANNELS as usize])
 }
 
-/// Data planes with channels of every kind: TCP, shared memory, and both.
+/// Data planes with encrypted TCP channels.
+pub fn encrypted_planes(ranks: u32) -> Planes {
+    planes_with(ranks, [false; CHANNELS as usize], true)
+}
+
+/// Data planes with channels of every kind: TCP, encrypted TCP, shared memory, and both.
 pub fn planes_of_all_kinds(ranks: u32) -> impl Iterator<Item = Planes> {
-    [[false, false], [true, true], [true, false]]
-        .into_iter()
-        .map(move |near| planes_by(ranks, near))
+    let kinds = [[false, false], [true, true], [true, false]];
+    let plain = kinds.into_iter().map(move |near| planes_by(ranks, near));
+    plain.chain(std::iter::once_with(move || encrypted_planes(ranks)))
 }
 
 pub fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Planes {
+    planes_with(ranks, near, false)
+}
+
+fn planes_with(ranks: u32, near: [bool; CHANNELS as usize], encrypt: bool) -> Planes {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let address = |near: bool| match near {
         false => "tcp:127.0.0.1:0".to_owned(),
@@ -57,7 +66,8 @@ pub fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Planes {
     let planes: Vec<DataPlane> = (0..ranks)
         .map(|rank| {
             let channels = near.map(address);
-            DataPlane::listen(HostId(rank), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
+            let near = "tcp:127.0.0.1:0";
+            DataPlane::listen(HostId(rank), near, &channels, "secret", encrypt).unwrap()
         })
         .collect();
     for (one, plane) in planes.iter().enumerate() {
