@@ -1,7 +1,7 @@
 //! TLS below the data plane: blocking and non-blocking streams between hosts of one run.
 //!
 //! Hosts have no certificates that others know. Each end proves the token of the run instead, and the
-//! proofs are bound to the TLS session by [`EncryptedStream::binding`]: somebody in the middle, who has
+//! proofs are bound to the TLS session by [`EncryptedStream::binding`]: an attacker in the middle, who has
 //! a session with each end, can pass no proof on.
 
 use std::fmt;
@@ -112,7 +112,7 @@ impl EncryptedStream {
         &self.stream
     }
 
-    /// Returns bytes that both ends of this session know, and nobody else.
+    /// Returns bytes that only the two ends of this session know.
     pub fn binding(&self) -> &[u8] {
         &self.binding
     }

@@ -72,7 +72,7 @@ pub(crate) fn greet(
     })?;
     let (theirs, proof) = answer.split_at(NONCE);
     let theirs: &Nonce = theirs.try_into().expect("it has this size");
-    let binding = socket.binding();
+    let binding = socket.binding().to_vec();
     let session = Session { token, connector: me, nonces: (&mine, theirs), binding };
     session.check(End::Acceptor, proof).map_err(|()| denied("the other end"))?;
     let proof = session.prove(End::Connector);
@@ -105,7 +105,8 @@ pub(crate) fn admit(mut socket: Socket, credentials: &Credentials) -> io::Result
     let mut socket = credentials.encrypt(socket, End::Acceptor)?;
     let (connector, theirs): (HostId, Nonce) = receive(&mut socket, "a peer")?;
     let mine = nonce()?;
-    let session = Session { token, connector, nonces: (&theirs, &mine), binding: socket.binding() };
+    let session =
+        Session { token, connector, nonces: (&theirs, &mine), binding: socket.binding().to_vec() };
     let proof = session.prove(End::Acceptor);
     send(&mut socket, me, &[&mine, proof.as_ref()].concat())?;
     let peer = format!("a peer that calls itself host {connector}");
@@ -122,7 +123,7 @@ struct Session<'a> {
     /// What the connector and the acceptor have drawn.
     nonces: (&'a Nonce, &'a Nonce),
     /// What the TLS session exports; empty without one.
-    binding: &'a [u8],
+    binding: Vec<u8>,
 }
 
 impl Session<'_> {
@@ -141,7 +142,7 @@ impl Session<'_> {
     fn message(&self, end: End) -> Vec<u8> {
         let (connector, acceptor) = self.nonces;
         let number = self.connector.0.to_le_bytes();
-        [&[end as u8][..], &number, connector, acceptor, self.binding].concat()
+        [&[end as u8][..], &number, connector, acceptor, &self.binding].concat()
     }
 }
 

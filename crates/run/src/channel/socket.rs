@@ -134,7 +134,7 @@ impl Socket {
         encrypted.map(Box::new).map(Self::Encrypted)
     }
 
-    /// Returns what both ends of an encrypted connection know, and nobody else; empty for others.
+    /// Returns what only the two ends of an encrypted connection know; empty for other connections.
     pub fn binding(&self) -> &[u8] {
         match self {
             Self::Encrypted(stream) => stream.binding(),

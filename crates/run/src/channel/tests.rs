@@ -305,7 +305,7 @@ fn what_is_encrypted_is_not_read_on_the_way() {
 }
 
 #[test]
-fn an_encrypted_session_with_somebody_in_the_middle_proves_nothing() {
+fn an_encrypted_session_with_an_attacker_in_the_middle_proves_nothing() {
     let (one, two) = pair("tls");
     let between = Encryption::create().unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
