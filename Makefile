@@ -133,12 +133,12 @@ lint: build
 
 # Ray lives apart: it is an extra that few need.
 .cache/engines/.built: $(UV) pyproject.toml uv.lock .venv/.built
-	UV_PROJECT_ENVIRONMENT=.cache/engines $(UV) sync --frozen --quiet --extra jax --extra ray
+	UV_PROJECT_ENVIRONMENT=.cache/engines $(UV) sync --frozen --quiet --extra jax --extra ray --group engines
 	touch $@
 
-## test-engines: hosts on a real Slurm (slurm-wlm, munge) and a real Ray cluster, as root
+## test-engines: hosts on a real Slurm (slurm-wlm, munge) and Ray, schemas of Kubernetes; as root
 test-engines: .cache/engines/.built
-	.cache/engines/bin/python -m pytest -q -rfs tests/test_engines.py
+	.cache/engines/bin/python -m pytest -q -rfs tests/test_engines.py tests/test_kubernetes.py
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)

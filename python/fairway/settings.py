@@ -32,9 +32,9 @@ UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
 """Placeholder for a host's rank in its island."""
-ENGINES = ("local", "agents", "ssh", "slurm", "ray")
-WITH_OPTIONS = ("ssh:", "slurm:", "ray:")
-ENGINES_FORM = "'local', 'agents', 'ssh:FILE', 'slurm' or 'ray'"
+ENGINES = ("local", "agents", "ssh", "slurm", "ray", "k8s", "pods")
+WITH_OPTIONS = ("ssh:", "slurm:", "ray:", "k8s:")
+ENGINES_FORM = "'local', 'agents', 'ssh:FILE', 'slurm', 'ray' or 'k8s:IMAGE'"
 GATEWAY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 ANY_ADDRESS = "0.0.0.0:0"
 Rule = tuple[bool, str, str]
@@ -193,7 +193,9 @@ class Settings:
             people start with ``fairway host``. ``ssh:FILE`` or ``ssh:NAME,NAME``: agents on
             machines that ssh reaches; a line of the file is a machine, as ``[USER@]NAME [slots=N]
             [python=PATH]``. ``slurm``, with options for ``srun`` behind a colon: agents on nodes of
-            Slurm. ``ray`` or ``ray:ADDRESS``: agents on a Ray cluster.
+            Slurm. ``ray`` or ``ray:ADDRESS``: agents on a Ray cluster. ``k8s:IMAGE`` or
+            ``k8s:FILE`` with manifests: controller and agents in Kubernetes; there the controller
+            itself has ``pods``.
         nodes: nodes of Slurm to ask for, outside of an allocation; 0 for one for each host.
         gateway: ``ADDRESS:PORT`` where other machines connect, by TLS and with a token; needed for
             all but ``local`` hosts, for which any free port of all addresses is the default. Empty:
@@ -307,9 +309,9 @@ class Settings:
         return [
             (self.on in ENGINES or self.on.startswith(WITH_OPTIONS), "on", ENGINES_FORM),
             (
-                not self.on.startswith("ssh") or bool(self.on.partition(":")[2]),
+                self.on.rstrip(":") not in ("ssh", "k8s"),
                 "on",
-                "machines behind a colon, such as 'ssh:hosts.txt' or 'ssh:m1,m2'",
+                "machines or an image behind a colon, as in 'ssh:hosts.txt', 'k8s:registry/image'",
             ),
             (0 <= self.nodes <= HOSTS_MAX, "nodes", f"0 to {HOSTS_MAX}"),
             (not self.nodes or self.on.startswith("slurm"), "nodes", "0 for all but 'slurm'"),
@@ -339,6 +341,11 @@ class Settings:
     def is_local(self) -> bool:
         """Whether hosts are processes of this machine."""
         return self.on == "local"
+
+    @property
+    def is_in_kubernetes(self) -> bool:
+        """Whether the controller is in Kubernetes, too."""
+        return self.on.partition(":")[0] == "k8s"
 
     @property
     def encrypts(self) -> bool:

@@ -37,10 +37,10 @@ from fairway.cli.islands import (
     IslandOptions,
     Islands,
     described,
-    started,
 )
 from fairway.cli.jobs import share_fabric
 from fairway.cli.joining import join_as_host
+from fairway.cli.kubernetes import brought_up, hold, print_manifests
 from fairway.cli.options import Json, grouped
 from fairway.cli.placing import place_on_fabric
 from fairway.cli.planning import calibrate, plan_step
@@ -99,6 +99,7 @@ app.command("reproduce")(reproduce)
 app.command("doctor")(check_machine)
 app.command("host")(join_as_host)
 app.command("connect")(connect_cluster)
+app.command("manifests")(print_manifests)
 app.command("logs")(show_logs)
 
 
@@ -180,12 +181,11 @@ def up(
     wanted, name = name, free_name(runs, name)
     if wanted is None and name != free_name([]):
         note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
-    with started(settings, interrupts, name) as run:
+    with brought_up(settings, interrupts, name) as run:
         note(f"up: cluster {name}: {described(settings)}; clients need:")
         show_environment(run.environment)
         note("Ctrl-C ends it; `fairway status` shows it")
-        while interrupts.next() is None:
-            continue  # SIGCHLD: a host process ended, which `Run` handles
+        hold(run, interrupts)
         note("taking the islands down")
 
 
@@ -231,7 +231,10 @@ def run(
                 environment = client_environment(joined["target"]) | share.environment()
                 interrupts.check()
                 raise SystemExit(run_script(script, context.args, environment, interrupts))
-    with started(islands.settings().serving(script), interrupts) as islands_run:
+    settings = islands.settings()
+    if not settings.is_in_kubernetes:
+        settings = settings.serving(script)
+    with brought_up(settings, interrupts) as islands_run:
         interrupts.check()
         environment = islands_run.environment | share.environment()
         code = run_script(script, context.args, environment, interrupts)

@@ -49,7 +49,8 @@ On = Annotated[
     typer.Option(
         "--on",
         help="Where hosts run: local, ssh:FILE or ssh:NAME,NAME, slurm or slurm:'SRUN OPTIONS', "
-        "ray or ray:ADDRESS, or agents that people start with `fairway host`. [default: local]",
+        "ray or ray:ADDRESS, k8s:IMAGE or k8s:FILE with manifests, or agents that people start "
+        "with `fairway host`. [default: local]",
         show_default=False,
     ),
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fairway.cluster.launchers.launcher import AgentLauncher
+from fairway.cluster.launchers.pods import PodsLauncher
 from fairway.cluster.launchers.ray import RayLauncher
 from fairway.cluster.launchers.slurm import SlurmLauncher
 from fairway.cluster.launchers.ssh import SshLauncher, read_machines
 from fairway.cluster.logs import Logs
+from fairway.errors import StartError
 from fairway.settings import Settings
 
 __all__ = ["open_launcher"]
@@ -37,4 +39,8 @@ def open_launcher(
             return SlurmLauncher(rest, hosts, settings.nodes, logs, note)
         case "ray":
             return RayLauncher(rest, settings.platform == "cuda", logs)
+        case "pods":
+            return PodsLauncher()
+        case "k8s":
+            raise StartError("a controller in Kubernetes is started by `fairway up --on k8s:IMAGE`")
     return None
