@@ -21,7 +21,7 @@ from fairway import _native
 from fairway.cli import app
 from fairway.cluster.agents import SERVICE, AgentHello, AgentRefused, LineReader, Versions, send
 from fairway.cluster.supervisor import Run
-from fairway.errors import ConfigError
+from fairway.errors import ConfigError, StartError
 from fairway.settings import Settings
 
 SCRIPT = """
@@ -51,7 +51,9 @@ def joined(islands: str = "2x2x1", address: str = "127.0.0.1", **settings: str) 
 
 
 @contextmanager
-def agents(run: Run, *prefixes: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
+def agents(
+    run: Run, *prefixes: Sequence[str], offering: Sequence[str] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
     """An agent for each command prefix, which are ended afterwards."""
     assert run.gateway is not None
     command = [sys.executable, "-P", "-m", "fairway", "host", "--join", *run.gateway.addresses]
@@ -60,7 +62,7 @@ def agents(run: Run, *prefixes: Sequence[str]) -> Iterator[list[subprocess.Popen
         found = []
         for prefix in prefixes:
             agent = subprocess.Popen(
-                [*prefix, *command], env=environment, stderr=subprocess.PIPE, text=True
+                [*prefix, *command, *offering], env=environment, stderr=subprocess.PIPE, text=True
             )
             ending.enter_context(agent)
             ending.callback(agent.kill)
@@ -152,6 +154,34 @@ say("moved", same=bool((np.asarray(y) == text).all()))
     packets, readable = counts
     assert packets > 10
     assert (readable > 0) == (encryption == "off")
+
+
+def test_machines_that_do_not_reach_each_other_are_named(
+    namespaces: dict[str, str], own_runtime: Path
+) -> None:
+    """As by a firewall between two hosts only: both reach the controller, and it reaches them."""
+    (first, one), (_, other) = list(namespaces.items())[:2]
+    away = ["ip", "-n", first, "neigh", "replace", other, "dev", "eth0", "nud", "permanent"]
+    subprocess.run([*away, "lladdr", "02:00:00:00:00:99"], check=True)
+    run = joined("2x1x1", one.rpartition(".")[0] + ".254")
+    machines = [["nsenter", f"--net=/run/netns/{name}"] for name in namespaces]
+    with agents(run, *machines[:2]), pytest.raises(StartError) as raised, run:
+        pass
+    text = str(raised.value)
+    assert "host 0 cannot reach host 1" in text
+    assert "host 1 cannot reach host 0" in text
+    assert f"tcp:{other}" in text
+    assert f"tcp:{one}" in text
+    assert "the controller cannot" not in text
+
+
+def test_a_wrong_address_is_named(own_runtime: Path) -> None:
+    """Of a network that this machine has no interface of."""
+    run = joined("1x1x1")
+    with agents(run, (), offering=("--address", "192.0.2.7")), pytest.raises(StartError) as raised:
+        run.__enter__()
+    assert "cannot listen at tcp:192.0.2.7" in str(raised.value)
+    run.close()
 
 
 def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:

@@ -44,6 +44,16 @@ record! { from hosts
     }
 }
 
+record! { from hosts
+    /// A peer that a host cannot reach.
+    pub struct UnreachablePeer {
+        /// The peer.
+        pub host: HostId,
+        /// The address that was tried, and what happened.
+        pub error: String,
+    }
+}
+
 messages! { from hosts
     /// A host's report.
     pub enum Report {
@@ -118,6 +128,11 @@ messages! { from hosts
             tag: TransferTag,
             /// The error.
             error: Status,
+        },
+        /// Report which of the peers that `Peers` named last cannot be reached.
+        11 PeersTried {
+            /// Those that cannot.
+            unreachable: Vec<UnreachablePeer>,
         },
     }
 }

@@ -98,6 +98,14 @@ impl PyDataPlane {
             .map_err(|error| status_error(&error))
     }
 
+    /// Checks that a host is reached at all its addresses on other machines.
+    ///
+    /// Raises `OSError` if one is not; the text names it.
+    fn reach(&self, py: Python<'_>, host: u32, timeout_s: f64) -> PyResult<()> {
+        let timeout = Duration::from_secs_f64(timeout_s);
+        py.detach(|| self.0.reach(HostId(host), timeout)).map_err(os_error)
+    }
+
     /// Registers that message `tag` will come from host `sender`.
     fn expect(&self, tag: u64, sender: u32) {
         self.0.expect(TransferTag(tag), HostId(sender));

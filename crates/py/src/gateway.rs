@@ -35,7 +35,7 @@ fn role(name: &str) -> PyResult<PeerRole> {
 
 fn runtime() -> PyResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(1).thread_name("fairway-gateway").enable_all();
+    builder.worker_threads(2).thread_name("fairway-gateway").enable_all();
     builder.build().map_err(os_error)
 }
 

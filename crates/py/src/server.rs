@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{BitsPerSecond, ClientId, DeviceId, IslandId};
+use base::{BitsPerSecond, ClientId, DeviceId, HostId, IslandId};
 use control::{
     ClientOverview, Config, Controller, Dispatch, HostOverview, IslandOverview, Overview,
     PlanOverview, SliceRequest,
@@ -184,6 +184,14 @@ impl Server {
             None => Ok(false),
             Some(ended) => ended.map(|()| true).map_err(|error| status_error(&error)),
         }
+    }
+
+    /// What these hosts cannot reach: `(host, peer, error)`, the host itself as peer if the controller
+    /// does not reach it; None as long as they have not tried.
+    fn unreachable(&self, hosts: Vec<u32>) -> Option<Vec<(u32, u32, String)>> {
+        let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
+        let found = self.world.unreachable(&hosts)?;
+        Some(found.into_iter().map(|(host, peer, error)| (host.0, peer.0, error)).collect())
     }
 
     /// Reports that an island's hosts could not be started.

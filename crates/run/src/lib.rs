@@ -3,6 +3,7 @@
 pub mod channel;
 pub mod enforcer;
 mod link;
+mod reachability;
 mod world;
 
 pub use link::accept_hosts;

@@ -66,6 +66,8 @@ async fn serve_host(
     };
     let process = hello.info.process;
     world.data().add_peer(host, &hello.info.data_address);
+    let trying = world.clone();
+    tokio::task::spawn_blocking(move || trying.try_host(host));
     world.submit(Event::HostJoined { host, info: hello.info });
     let writer = tokio::spawn(write_commands(outgoing.clone(), output));
     send_heartbeats(&world, host, &outgoing);
@@ -119,6 +121,7 @@ async fn read_reports(
                 let world = world.clone();
                 tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
             }
+            Report::PeersTried { unreachable } => world.peers_tried(host, outgoing, unreachable),
             report => world.report(host, outgoing, report),
         }
     }

@@ -10,18 +10,21 @@ use std::time::{Duration, Instant};
 use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
 use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
 use parking_lot::{Mutex, RwLock};
-use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
+use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report, UnreachablePeer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
 use transport::RemotePeer;
 
 use crate::channel::{CONTROLLER, DataPlane};
+use crate::reachability::Reachability;
 
 /// Uploads and replies below this size, in bytes, travel in commands and reports.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// Bytes of commands queued for one host above which back-pressure applies to clients.
 const BACKLOG_BYTES: usize = 8 << 20;
+/// Time within which a host that joins is reached.
+const REACHING: Duration = Duration::from_secs(5);
 
 /// Channel for the replies to one client.
 pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
@@ -80,6 +83,7 @@ pub struct World {
     up: watch::Sender<bool>,
     pushes: std::sync::mpsc::Sender<Push>,
     stops: mpsc::UnboundedSender<ProcessAction>,
+    reachability: Reachability,
 }
 
 /// An action on host processes, for the launcher that started them.
@@ -132,6 +136,7 @@ impl World {
             up: watch::Sender::new(false),
             pushes,
             stops,
+            reachability: Reachability::default(),
         };
         (Arc::new(world), stopped)
     }
@@ -276,7 +281,33 @@ impl World {
     pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<CommandQueue>> {
         let fresh: Arc<CommandQueue> = Arc::default();
         *self.outgoing.write().get_mut(host.0 as usize)? = fresh.clone();
+        self.reachability.forget(host);
         Some(fresh)
+    }
+
+    /// Checks that the controller reaches a host that joins; blocks.
+    pub(crate) fn try_host(&self, host: HostId) {
+        let error = self.data.reach(host, REACHING).err().map(|error| error.to_string());
+        self.reachability.tried(host, error);
+    }
+
+    /// Notes what a host cannot reach, unless another connection has replaced the one that it came by.
+    pub(crate) fn peers_tried(
+        &self,
+        host: HostId,
+        outgoing: &Arc<CommandQueue>,
+        unreachable: Vec<UnreachablePeer>,
+    ) {
+        if self.is_current(host, outgoing) {
+            self.reachability.peers_tried(host, unreachable);
+        }
+    }
+
+    /// Returns which of these hosts and their peers do not reach each other, and which the controller
+    /// does not reach (the host itself as peer); `None` as long as that is not known.
+    pub fn unreachable(&self, hosts: &[HostId]) -> Option<Vec<(HostId, HostId, String)>> {
+        let found = self.reachability.unreachable(hosts)?;
+        Some(found.into_iter().map(|(host, peer)| (host, peer.host, peer.error)).collect())
     }
 
     /// Handles a report of a host, unless another connection has replaced the one that it came by.

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::stream::{BufferedStream, UNSENT, copy, prepared};
+use crate::stream::{BufferedStream, SHORT, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{
     Authority, PeerConnection, PeerRole, RemotePeer, StoredToken, TokenId, Tokens, TransportError,
@@ -25,8 +25,9 @@ use crate::{
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Maximum number of peers that have not proved a token yet; the oldest are evicted for others.
-const UNPROVED_MAX: usize = 256;
+/// Maximum number of peers that have not proved a token yet; the oldest are evicted for others. All
+/// hosts of the largest cluster may come at once, and those that came first are the next to be done.
+const UNPROVED_MAX: usize = 2048;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
 /// Maximum size of a request in bytes.
@@ -172,14 +173,18 @@ struct Unproved {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     let mut unproved: VecDeque<Unproved> = VecDeque::new();
+    // Evicted connections take their place until their task has been dropped, which may be later than
+    // others come.
+    let places = Arc::new(Semaphore::new(2 * UNPROVED_MAX));
     loop {
         tokio::select! {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
                     evict_oldest(&mut unproved, &shared);
+                    let place = places.clone().acquire_owned().await.expect("it is never closed");
                     let decided = Arc::new(AtomicBool::new(false));
-                    let serving = serve(stream, peer, decided.clone(), shared.clone());
+                    let serving = serve(stream, (peer, place), decided.clone(), shared.clone());
                     let task = connections.spawn(serving);
                     unproved.push_back(Unproved { peer, task, decided });
                 }
@@ -204,9 +209,15 @@ fn evict_oldest(unproved: &mut VecDeque<Unproved>, shared: &Shared) {
     }
 }
 
-async fn serve(stream: TcpStream, peer: SocketAddr, decided: Arc<AtomicBool>, shared: Arc<Shared>) {
+async fn serve(
+    stream: TcpStream,
+    (peer, place): (SocketAddr, OwnedSemaphorePermit),
+    decided: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+) {
     let refuse = |reason: String| (shared.refused)(Refusal { peer, reason });
     let proved = tokio::time::timeout(HANDSHAKE, prove(stream, &shared)).await;
+    drop(place);
     if decided.swap(true, Ordering::Relaxed) {
         return; // it was evicted
     }
@@ -264,6 +275,7 @@ async fn carry(
                 return answer(&mut stream, ENDED).await;
             };
             answer(&mut stream, "ok\n").await?;
+            stream.get_mut().0.widen();
             let (arrival, _open, dropped) = PeerConnection::new(peer, stream);
             place.send(arrival);
             let _ = dropped.await;
@@ -293,7 +305,7 @@ async fn join(
     match service {
         Ok(mut service) => {
             answer(&mut peer, "ok\n").await?;
-            copy(&mut peer, &mut service).await
+            copy(&mut peer, &mut service, SHORT).await
         }
         Err(error) => {
             answer(&mut peer, ENDED).await?;

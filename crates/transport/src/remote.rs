@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 use crate::authority::{server_name, trusting};
 use crate::gateway::{read_line, request};
 use crate::identity::Users;
-use crate::stream::{BufferedStream, UNSENT, copy, prepared};
+use crate::stream::{BufferedStream, LONG, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{Token, TransportError};
 
@@ -217,12 +217,16 @@ async fn reach(
 ) -> Result<TlsStream<BufferedStream>, TransportError> {
     let unreachable = |source| TransportError::Connect { address: address.clone(), source };
     let stream = TcpStream::connect(&address).await.map_err(unreachable)?;
-    let stream = prepared(stream).map_err(unreachable)?;
+    let mut stream = prepared(stream).map_err(unreachable)?;
     let unsent = |tls: &mut ClientConnection| tls.set_buffer_limit(Some(UNSENT));
+    stream.widen();
     let connected = connector.connect_with(server_name(), stream, unsent).await;
-    connected.map_err(|error| TransportError::NotTheController {
-        address: address.clone(),
-        reason: error.to_string(),
+    connected.map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => {
+            TransportError::NotTheController { address: address.clone(), reason: error.to_string() }
+        }
+        // A controller with many peers at a time may close a connection before it has answered.
+        _ => unreachable(error),
     })
 }
 
@@ -251,7 +255,7 @@ async fn carry<L: LocalListener>(listener: L, remote: Remote, service: Arc<str>)
                     let _place = place;
                     // Either end may close or vanish; the other one is closed then.
                     let _ = match remote.connect(&service).await {
-                        Ok(mut far) => copy(&mut local, &mut far).await,
+                        Ok(mut far) => copy(&mut local, &mut far, LONG).await,
                         Err(error) => refuse(&mut local, &error).await,
                     };
                 });

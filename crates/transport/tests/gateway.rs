@@ -243,7 +243,7 @@ async fn services_learn_who_their_peers_are() {
     let grant = Grant { weight: 7, priority: -2 };
     let token = controller.tokens.create(PeerRole::Client, &controller.authority, grant, None);
     let mut stream = controller.remote(&token).connect("named").await.unwrap();
-    let here = stream.get_ref().0.get_ref().local_addr().unwrap();
+    let here = stream.get_ref().0.local_address().unwrap();
     let line = format!("{here} {} client\n", token.id());
     let mut announced = vec![0; line.len()];
     stream.read_exact(&mut announced).await.unwrap();
@@ -257,7 +257,7 @@ async fn services_learn_who_their_peers_are() {
     let mut arrival = arrived.recv().await.unwrap();
     let peer = arrival.peer;
     assert_eq!((peer.token, peer.role, peer.grant), (token.id(), PeerRole::Client, grant));
-    assert_eq!(peer.address, far.get_ref().0.get_ref().local_addr().unwrap());
+    assert_eq!(peer.address, far.get_ref().0.local_address().unwrap());
     assert!(controller.gateway.revoke(token.id()));
     assert!(arrival.read_u8().await.is_err());
 }
@@ -371,11 +371,19 @@ async fn peers_without_tls_are_refused() {
     controller.has_noted("no TLS").await;
 }
 
+/// Lets this process have as many open files as the system allows; connections have both ends here.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
 #[tokio::test]
 async fn peers_that_say_nothing_take_no_place_of_others() {
+    raise_file_limit();
     let controller = Controller::start("silent").await;
     let mut silent = Vec::new();
-    for _ in 0..400 {
+    for _ in 0..2200 {
         silent.push(TcpStream::connect(controller.address()).await.unwrap());
     }
     let token = controller.token(PeerRole::Host);

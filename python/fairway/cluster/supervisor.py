@@ -35,6 +35,9 @@ __all__ = ["Run", "client_environment"]
 REPLACE_S = 600.0
 """Time for which a launcher is asked to bring a lost island back."""
 REPLACE_EVERY_S = 1.0
+REACHED_S = 15.0
+"""Time within which hosts that are up have tried to reach each other."""
+PAIRS_SHOWN = 4
 
 
 def client_environment(target: str) -> dict[str, str]:
@@ -437,6 +440,7 @@ class Run:
                 self._on_progress(up, len(wanted), now[1])
                 shown = now
             if all(island["state"] == "up" for island in found):
+                self._check_reachability(wanted, check)
                 return
             if any(island["state"] == "lost" for island in found):
                 raise StartError(next(host["lost"] for host in hosts if host["lost"]))
@@ -447,6 +451,31 @@ class Run:
                 why = f"; no agent has joined for hosts {absent}" if absent else ""
                 raise StartError(f"{up} of {len(wanted)} hosts are up after {timeout_s:.0f} s{why}")
             time.sleep(0.01)
+
+    def _check_reachability(self, hosts: list[int], check: Callable[[], None]) -> None:
+        """Waits until hosts that are up have tried to reach each other, and the controller them.
+
+        Raises:
+            StartError: some do not; the text names the pairs.
+        """
+        deadline = time.monotonic() + REACHED_S
+        while (pairs := self._server.unreachable(hosts)) is None:
+            check()
+            if time.monotonic() > deadline:
+                return  # a host is slow; what it does not reach it says when it uses it
+            time.sleep(0.01)
+        if pairs:
+            sentences = [
+                f"{'the controller' if host == peer else f'host {host}'} cannot reach host {peer}: "
+                f"{error}"
+                for host, peer, error in pairs[:PAIRS_SHOWN]
+            ]
+            more = len(pairs) - PAIRS_SHOWN
+            rest = f"; and {more} more pairs" if more > 0 else ""
+            raise StartError(
+                f"{'; '.join(sentences)}{rest}; expected a network without firewalls between all "
+                "hosts, and addresses of it (`fairway host --address`)"
+            )
 
     def _stop_lost_hosts(self) -> None:
         while not self._closing.is_set():

@@ -6,11 +6,14 @@ compiler) are finished by other threads; a launch waits for its own inputs only.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
+import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 from fairway.errors import LaunchOrderError
@@ -28,6 +31,10 @@ from fairway.host.plans import Plans
 from fairway.host.runs import Runner
 from fairway.host.spilling import Spiller
 from fairway.host.teams import Teams
+
+REACH_S = 5.0
+"""Time within which a peer answers."""
+REACH_AT_A_TIME = 16
 
 __all__ = ["Executor", "serve"]
 
@@ -127,6 +134,23 @@ class Executor:
             # A loss overtakes commands: the process that this names may have ended since.
             if self._plane.begins_at(peer.host, peer.first_tag):
                 self._plane.add_peer(peer.host, peer.address)
+        numbers = [peer.host for peer in command.peers]
+        threading.Thread(target=self._try_peers, args=(numbers,), daemon=True).start()
+
+    def _try_peers(self, hosts: list[int]) -> None:
+        """Reports which hosts cannot be reached; the controller says so before a transfer does."""
+
+        def unreachable(host: int) -> messages.UnreachablePeer | None:
+            try:
+                self._plane.reach(host, REACH_S)
+            except OSError as error:
+                return messages.UnreachablePeer(host, str(error))
+            return None
+
+        with ThreadPoolExecutor(REACH_AT_A_TIME, thread_name_prefix="fairway-reach") as threads:
+            tried = list(threads.map(unreachable, hosts))
+        with contextlib.suppress(OSError):  # the controller is gone
+            self._report.send(messages.PeersTried([one for one in tried if one is not None]))
 
 
 def serve(executor: Executor, host: LocalHost) -> None:

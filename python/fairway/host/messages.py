@@ -368,6 +368,18 @@ class FunctionCode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     artifact: bytes
 
 
+class UnreachablePeer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A peer that a host cannot reach.
+
+    Attributes:
+        host: The peer.
+        error: The address that was tried, and what happened.
+    """
+
+    host: int
+    error: str
+
+
 class HostInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The description that a host sends when it joins.
 
@@ -1033,6 +1045,16 @@ class InputLost(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
     error: str
 
 
+class PeersTried(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
+    """Report which of the peers that `Peers` named last cannot be reached.
+
+    Attributes:
+        unreachable: Those that cannot.
+    """
+
+    unreachable: list[UnreachablePeer]
+
+
 Command: TypeAlias = (
     Launch
     | Put
@@ -1083,6 +1105,7 @@ Report: TypeAlias = (
     | PlanProposed
     | Arrived
     | InputLost
+    | PeersTried
 )
 """A host's report."""
 

@@ -101,6 +101,8 @@ impl Controller {
             Report::PlanProposed { executable, plan, script, predicted } => {
                 self.adopt_plan(executable, plan, &script, predicted);
             }
+            // Where processes really are, the world knows.
+            Report::PeersTried { .. } => {}
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }

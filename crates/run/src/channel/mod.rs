@@ -239,6 +239,15 @@ impl DataPlane {
         peer.ok_or(io::ErrorKind::NotConnected)?.ping(timeout)
     }
 
+    /// Checks that a peer is reached at all its addresses on other machines.
+    ///
+    /// # Errors
+    /// One is not; the text names it.
+    pub fn reach(&self, host: HostId, timeout: Duration) -> io::Result<()> {
+        let peer = self.0.peers.read().get(&host).cloned();
+        peer.map_or(Ok(()), |peer| peer.reach(timeout)) // it has been lost meanwhile
+    }
+
     /// Registers that `tag` will come from `from`, so that the loss of `from` fails it.
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.0.inbox.expect(tag, from);

@@ -162,6 +162,20 @@ impl Peer {
         self.greet(socket, timeout).map(drop)
     }
 
+    /// Connects to each address on another machine, or in another network, to check that it is
+    /// reached.
+    ///
+    /// # Errors
+    /// One is not; the text names it.
+    pub fn reach(&self, timeout: Duration) -> io::Result<()> {
+        let remote = |endpoint: &&Endpoint| !endpoint.address.starts_with("unix:");
+        for Endpoint { address, .. } in self.endpoints.iter().filter(remote) {
+            let greeted = self.greet(Socket::connect_within(address, timeout)?, timeout);
+            greeted.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+        }
+        Ok(())
+    }
+
     fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
         self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT)
     }

@@ -70,7 +70,9 @@ impl ChannelListener {
         match address.split_once(':') {
             Some(("unix", "")) => Err(bad_address(address)),
             Some(("unix", path)) => bind_path(path).map(Self::Unix),
-            Some(("tcp", place)) => Ok(Self::Tcp(TcpListener::bind(place)?)),
+            Some(("tcp", place)) => TcpListener::bind(place).map(Self::Tcp).map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))
+            }),
             _ => Err(bad_address(address)),
         }
     }
