@@ -38,6 +38,10 @@ REPLACE_EVERY_S = 1.0
 REACHED_S = 15.0
 """Time within which hosts that are up have tried to reach each other."""
 PAIRS_SHOWN = 4
+LOOK_S = 0.01
+"""Time between two looks at hosts that start."""
+LOOKING_MAX = 0.05
+"""Most of its time that the controller spends on these looks: each is in O(hosts)."""
 
 
 def client_environment(target: str) -> dict[str, str]:
@@ -432,6 +436,7 @@ class Run:
         shown: tuple[int, list[int]] = (-1, [])
         islands = {self._places[host][0] for host in wanted}
         while True:
+            began_s = time.monotonic()
             overview = self._server.overview()
             found = [island for island in overview["islands"] if island["id"] in islands]
             hosts = [host for island in found for host in island["hosts"]]
@@ -450,7 +455,7 @@ class Run:
                 absent = ", ".join(map(str, self._hosts.missing()))
                 why = f"; no agent has joined for hosts {absent}" if absent else ""
                 raise StartError(f"{up} of {len(wanted)} hosts are up after {timeout_s:.0f} s{why}")
-            time.sleep(0.01)
+            time.sleep(max(LOOK_S, (time.monotonic() - began_s) / LOOKING_MAX))
 
     def _check_reachability(self, hosts: list[int], check: Callable[[], None]) -> None:
         """Waits until hosts that are up have tried to reach each other, and the controller them.
