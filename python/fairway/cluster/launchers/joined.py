@@ -343,6 +343,8 @@ class JoinedHosts:
             if self._closing:
                 return
             for host in sorted(self._wanted):
+                if not self._idle:
+                    return
                 settings = self._wanted[host]
                 fits = (one for one in self._idle if one.hello.island in (None, settings.island))
                 if (agent := next(fits, None)) is None:
