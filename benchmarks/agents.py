@@ -6,12 +6,14 @@ another, so that its time and memory are its own. Both share the cores of one ma
 half of each TLS handshake is made on them, too, so the time to join is an upper bound.
 
 Figures:
-- join: from the first connection of agents that come at once until all are admitted; agents that are
-  evicted try again after a second, as ``fairway host --wait`` does;
+- join: from the first connection of agents that come at once until all are admitted; those that are
+  evicted try again after a second;
 - join, CPU: the controller's CPU time for it, of each agent;
 - memory: growth of the controller's resident memory by each agent that has joined;
-- heartbeats: the controller's CPU time of each agent and second, less what it takes without agents;
-- launch: from the request for an island of as many hosts until the last agent has read its settings.
+- heartbeats: the controller's CPU time of each agent and second, less that without agents;
+- launch: from the request for an island of as many hosts until the last agent has read of it;
+- waiting: the controller's CPU time of each host and second until these hosts are up, heartbeats
+  included.
 
 Goal: a cost of each agent at the largest number is at most twice that at the smallest.
 """
@@ -34,6 +36,7 @@ FIGURES = {
     "heartbeat_cpu": ("heartbeats, CPU", "µs per agent and s", 1e6, False),
     "launch_s": ("launch", "s", 1.0, True),
     "launch_cpu_s": ("launch, CPU", "ms per agent", 1e3, False),
+    "waiting_cpu": ("waiting, CPU", "µs per host and s", 1e6, False),
     "evicted": ("tries that failed", "of an agent", 1.0, False),
 }
 """Heading, unit, factor, and whether the figure is of all agents rather than of each."""
@@ -69,6 +72,7 @@ def measure(count: int, at_once: int, listen_s: float) -> dict[str, float]:
         launched_s = controller.ask(do="launch", hosts=count)
         started_s = agents.ask(do="started", count=count)
         launched = controller.ask(do="costs")
+        waiting = _cpu_of(controller, listen_s) / listen_s
         lost = agents.ask(do="lost")
         if lost:
             raise SystemExit(f"{lost} of {count} agents have lost the controller")
@@ -82,6 +86,7 @@ def measure(count: int, at_once: int, listen_s: float) -> dict[str, float]:
         "launch_s": started_s[-1] - launched_s,
         "launch_median_s": started_s[len(started_s) // 2] - launched_s,
         "launch_cpu_s": (launched["cpu_s"] - came["cpu_s"]) / count,
+        "waiting_cpu": waiting / count,
         "descriptors": (after["descriptors"] - before["descriptors"]) / count,
         "threads": after["threads"],
         "idle_cpu": idle,
