@@ -132,7 +132,7 @@ class Agents:
         paths = []
         for _ in range(-(-count // AGENTS_OF_A_SOCKET)):
             self._sockets += 1
-            paths.append(f"{self._folder}/{self._sockets}.sock")
+            paths.append(Path(self._folder) / f"{self._sockets}.sock")
             self._remote.carry(paths[-1], SERVICE)
         self._joined.clear()
         self._tries = 0
@@ -159,12 +159,12 @@ class Agents:
                 raise TimeoutError(f"{len(times)} of {count} agents after {timeout_s:g} s")
             time.sleep(0.005)
 
-    async def _serve(self, number: int, path: str) -> None:
+    async def _serve(self, number: int, path: Path) -> None:
         while not await self._serve_once(number, path):
             await asyncio.sleep(RETRY_S)
         self._lost += 1
 
-    async def _serve_once(self, number: int, path: str) -> bool:
+    async def _serve_once(self, number: int, path: Path) -> bool:
         """Serves until the connection ends; returns whether the agent was admitted at all."""
         await self._places.acquire()
         self._tries += 1
