@@ -126,6 +126,7 @@ class JoinedHosts:
         self._expected: dict[int, int] = {}
         """Agents of each island that were launched and have not joined yet."""
         self._decoder = msgspec.json.Decoder(FromAgent)
+        self._versions = Versions.here()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, daemon=True, name="fairway-agents"
@@ -301,7 +302,7 @@ class JoinedHosts:
         if not isinstance(hello, AgentHello):
             return None
         agent = _Agent(writer, hello)
-        if remedy := hello.versions.remedy(Versions.here()):
+        if remedy := hello.versions.remedy(self._versions):
             self._note(f"an agent on {hello.machine} was refused: {remedy}")
             agent.send(AgentRefused(remedy))
             return None
