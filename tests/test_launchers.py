@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import wires
 from conftest import client, said, until
+from machines import Machines, with_ssh
 
 from fairway.cluster import reports
 from fairway.cluster.launchers.ssh import SshMachine, read_machines
@@ -29,107 +25,11 @@ SSHD = "/usr/sbin/sshd"
 SUM = 'say("sum", of=sum(float(jax.device_put(1.0, d)) for d in jax.devices()))'
 
 
-@dataclasses.dataclass
-class Machines:
-    """Machines with an ssh server: namespaces with a name, a network and temporary folders of their
-    own.
-
-    Attributes:
-        names: as ``ssh`` takes them.
-        addresses: of each.
-        controller: address of this machine on their network.
-        ssh: the command that reaches them.
-    """
-
-    names: list[str]
-    addresses: list[str]
-    controller: str
-    ssh: str
-
-    def cut(self, name: str, *, down: bool = True) -> None:
-        """Takes a machine's link down, or up again."""
-        state = "down" if down else "up"
-        subprocess.run(["ip", "link", "set", f"{name}e0", state], check=True)
-
-    def processes(self, name: str) -> list[int]:
-        """Processes of Fairway on a machine."""
-        listed = subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
-        )
-        found = []
-        for process in map(int, listed.stdout.split()):
-            try:
-                command = Path(f"/proc/{process}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"fairway" in command and b"sshd" not in command and b"sh\0-c" not in command:
-                found.append(process)
-        return found
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """Three machines."""
-    if not wires.can_join() or not Path(SSHD).exists() or not shutil.which("ssh"):
-        pytest.skip("needs root, ip, tc, ssh and sshd")
-    folder = tmp_path_factory.mktemp("ssh")
-    for name in ("host", "user"):
-        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(keygen, check=True)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            places = stack.enter_context(wires.joined(3, (None,)))
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no namespaces can be made here: {error}")
-        names = [place.name.format(rank=0) for place in places]
-        addresses = [place.addresses[0].format(rank=0) for place in places]
-        for name, address in zip(names, addresses, strict=True):
-            stack.enter_context(_serving(folder, name, address))
-        config = folder / "config"
-        config.write_text(
-            "".join(
-                f"Host {name}\n  HostName {address}\n"
-                for name, address in zip(names, addresses, strict=True)
-            )
-            + f"Host *\n  User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
-            "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-        )
-        ssh = shlex.join(["ssh", "-F", str(config)])
-        subnet = addresses[0].rpartition(".")[0]
-        made = Machines(names, addresses, f"{subnet}.254", ssh)
-        until(lambda: _answers(made), 20, "the ssh servers answer")
+    with with_ssh(tmp_path_factory.mktemp("ssh"), 3) as made:
         yield made
-
-
-def _answers(machines: Machines) -> bool:
-    words = shlex.split(machines.ssh)
-    return all(
-        subprocess.run([*words, name, "true"], capture_output=True).returncode == 0
-        for name in machines.names
-    )
-
-
-@contextmanager
-def _serving(folder: Path, name: str, address: str) -> Iterator[None]:
-    own = folder / name
-    own.mkdir()
-    config = own / "sshd_config"
-    config.write_text(
-        f"ListenAddress {address}:22\nHostKey {folder}/host\n"
-        f"AuthorizedKeysFile {folder}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
-        f"PermitRootLogin yes\nSetEnv TMPDIR={own}\n"
-    )
-    script = 'hostname "$0"; exec "$@"'
-    command = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", script]
-    server = subprocess.Popen(
-        [*command, name, SSHD, "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture
@@ -226,6 +126,8 @@ def test_machines_are_read_from_files(tmp_path: Path) -> None:
     file.write_text("# two\nada@m1 slots=2  # big\n\nm2 python=/opt/python\n")
     assert read_machines(str(file)) == [SshMachine("ada@m1", 2), SshMachine("m2", 1, "/opt/python")]
     assert read_machines("m1,m2") == [SshMachine("m1"), SshMachine("m2")]
+    many = [f"machine-{number}" for number in range(1000)]
+    assert [one.name for one in read_machines(",".join(many))] == many, "no file has such a name"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def read_machines(text: str) -> list[SshMachine]:
         ConfigError: the file cannot be read, or a line is malformed.
     """
     path = Path(text)
-    if "," in text and not path.exists():
+    if "," in text and not os.path.exists(text):  # unlike a Path's, False where it is too long
         lines = [(f"ssh:{text}", name) for name in text.split(",") if name]
     else:
         try:
