@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import client, said, until
+from conftest import client, is_alive, said, until
 from machines import Machines, with_ssh
 
 from fairway.cluster import reports
@@ -324,6 +324,34 @@ def test_a_host_that_ends_is_started_by_the_agent_that_it_had() -> None:
         assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
         joined = [one.text for one in run.logs.read() if "joined" in one.text]
         assert sorted(line.partition(":")[0] for line in joined) == ["m1", "m2"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("how", [signal.SIGABRT, signal.SIGKILL])
+def test_the_end_of_a_host_elsewhere_is_explained(how: signal.Signals) -> None:
+    """By its agent, which may know it later than the controller that it is lost."""
+    with Run(in_place("1x2x1", "m1,m2")) as run:
+        first, second = (host["process"] for host in run.overview()["islands"][0]["hosts"])
+        with Path(f"/proc/{first}/fd/2").open("w") as output:
+            output.write("a last line\n")
+        os.kill(first, how)
+        until(lambda: states(run) == ["lost"] and not is_alive(second), 20, "its island is lost")
+        until(lambda: states(run) == ["up"], 20, "its island is back")
+        endings = [one.text for one in run.logs.read() if "has ended" in one.text]
+        last = [one.text for one in run.logs.read(island=None) if one.host is None]
+        assert any("host 0 has ended on" in one and how.name in one for one in endings), last
+        assert "a last line" in last
+
+
+@pytest.mark.usefixtures("here")
+def test_a_late_stop_of_a_host_leaves_its_successor() -> None:
+    with Run(in_place("1x1x1", "m1,")) as run:
+        process = run.overview()["islands"][0]["hosts"][0]["process"]
+        run._hosts.stop(0, process - 1)
+        time.sleep(1)
+        assert states(run) == ["up"]
+        run._hosts.stop(0, process)
+        until(lambda: states(run) == ["lost"], 10, "its own stop ends it")
 
 
 @pytest.mark.usefixtures("here")

@@ -176,8 +176,8 @@ class Agent:
                     pass
                 case StartHost(settings):
                     self._start(settings)
-                case StopHost() if self._host is not None:
-                    self._hosts.stop(self._host)
+                case StopHost(process):
+                    self._stop(process)
                 case AgentRefused(reason):
                     raise AgentError(f"the controller at {self._address} refuses: {reason}")
                 case ControllerEnded():
@@ -198,13 +198,25 @@ class Agent:
             for _ in range(MESSAGES_AT_A_TIME):
                 if not self._send_output():
                     break
-            if self._host is None or (how := self._hosts.ending(self._host)) is None:
-                return
-            while self._send_output():
-                pass
-            host, self._host = self._host, None
-            self._note(f"host {host} has ended {how}")
-            self._send(HostEnded(host, how))
+            self._send_ending()
+
+    def _send_ending(self, *, stopped: bool = False) -> None:
+        """Sends how the host has ended, if it has."""
+        if self._host is None or (how := self._hosts.ending(self._host)) is None:
+            return
+        while self._send_output():
+            pass
+        host, self._host = self._host, None
+        self._note(f"host {host} has ended {how}")
+        self._send(HostEnded(host, how, stopped))
+
+    def _stop(self, process_id: int | None) -> None:
+        """Ends the host, if it is still this process."""
+        with contextlib.suppress(OSError):
+            self._send_ending()  # one that has ended by itself was not stopped
+            if self._host is not None:
+                self._hosts.stop(self._host, process_id)
+                self._send_ending(stopped=True)
 
     def _send_output(self) -> bool:
         """Sends some of what the host has printed; returns whether there was any."""

@@ -115,10 +115,12 @@ class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
     Attributes:
         host: its number.
         how: how it ended, with the end of its output.
+        stopped: whether it ended because the controller had it stopped.
     """
 
     host: Count
     how: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+    stopped: bool = False
 
 
 class HostOutput(msgspec.Struct, frozen=True, tag="output"):
@@ -163,7 +165,13 @@ class StartHost(msgspec.Struct, frozen=True, tag="start"):
 
 
 class StopHost(msgspec.Struct, frozen=True, tag="stop"):
-    """Asks an agent to end its host at once."""
+    """Asks an agent to end its host at once.
+
+    Attributes:
+        process: only if this is still its process; None for any.
+    """
+
+    process: int | None = None
 
 
 class AgentRefused(msgspec.Struct, frozen=True, tag="refused"):

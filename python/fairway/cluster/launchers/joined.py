@@ -125,6 +125,8 @@ class JoinedHosts:
         """How a launched agent of an island ended before it had joined."""
         self._expected: dict[int, int] = {}
         """Agents of each island that were launched and have not joined yet."""
+        self._unexplained: set[int] = set()
+        """Hosts that were lost before their agents said how they ended."""
         self._decoder = msgspec.json.Decoder(FromAgent)
         self._versions = Versions.here()
         self._loop = asyncio.new_event_loop()
@@ -232,19 +234,22 @@ class JoinedHosts:
             return sorted(self._wanted)
 
     def ending(self, host: int, process_id: int) -> str | None:
-        """Returns how a host ended; None if it is not known to have ended."""
+        """Returns how a host ended; None if that is not known yet, and noted as soon as it is."""
         with self._lock:
             agent = self._agents.get(host)
-            if agent is None or agent.ended is None:
+            if agent is None:
+                return None
+            if agent.ended is None:
+                self._unexplained.add(host)
                 return None
             return f"on {agent.hello.machine} {agent.ended}"
 
     def stop(self, host: int, process_id: int | None = None) -> None:
-        """Ends one host at once; its agent may be given another one."""
+        """Ends one host at once, if it is still this process; its agent may be given another."""
         with self._lock:
             agent = self._agents.get(host)
         if agent is not None and agent.host == host:
-            self._soon(agent.send, StopHost())
+            self._soon(agent.send, StopHost(process_id))
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends all agents, and with them their hosts."""
@@ -378,14 +383,26 @@ class JoinedHosts:
         with self._lock:
             if agent.host != message.host:
                 return
-            agent.ended, agent.host = printable(message.how), None
+            explained = self._conclude(agent, printable(message.how))
             self._idle.append(agent)
+        if explained and not message.stopped:
+            self._note(explained)
         self._match()
 
     def _gone(self, agent: _Agent, why: str) -> None:
+        explained = None
         with self._lock:
             if agent in self._idle:
                 self._idle.remove(agent)
             if agent.host is not None and agent.ended is None:
-                agent.ended = why
-                agent.host = None
+                explained = self._conclude(agent, why)
+        if explained and not self._closing:
+            self._note(explained)
+
+    def _conclude(self, agent: _Agent, how: str) -> str | None:
+        """Takes an agent's host from it; returns a sentence on its end if one is due."""
+        host, agent.ended, agent.host = agent.host, how, None
+        if host is None or host not in self._unexplained:
+            return None
+        self._unexplained.remove(host)
+        return f"host {host} has ended on {agent.hello.machine} {how}"
