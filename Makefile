@@ -25,7 +25,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel docs reference protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
-	test-engines demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
+	test-engines test-ssh test-ray demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
@@ -139,6 +139,19 @@ lint: build
 ## test-engines: hosts on a real Slurm (slurm-wlm, munge) and Ray, schemas of Kubernetes; as root
 test-engines: .cache/engines/.built
 	.cache/engines/bin/python -m pytest -q -rfs tests/test_engines.py tests/test_kubernetes.py
+
+# Programs, collectives, transfers and failures; what makes no sense there is marked `local`.
+ELSEWHERE := $(addprefix tests/test_,$(addsuffix .py,programs collectives exchanges clients failures \
+	lost_inputs inputs dataflow slices memory stalls islands runaway agreement compiled custom_calls))
+
+## test-ssh: tests of programs, collectives, transfers and failures with hosts that ssh starts on two
+## machines, which are network namespaces; as root
+test-ssh: build
+	$(PYTHON) tests/on_machines.py ssh -q -rf $(ELSEWHERE)
+
+## test-ray: the same with hosts that a real Ray cluster starts
+test-ray: .cache/engines/.built
+	.cache/engines/bin/python tests/on_machines.py ray -q -rf $(ELSEWHERE)
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)

@@ -1,8 +1,10 @@
 """A pytest plugin that puts the hosts of tests on other machines; the tests stay as they are.
 
 Every run whose settings say ``local`` gets the launcher of ``--hosts-on`` instead, streams as its
-data plane, and a gateway at ``--gateway``. Tests marked ``local`` are about what only processes of
-this machine have; they are left out, and the reasons are printed. Use: ``tests/on_machines.py``.
+data plane, and a gateway at ``--gateway``. Lost islands stay lost, as those of this machine do,
+until a test adds them: that launchers replace them has tests of its own. Tests marked ``local`` are
+about what only processes of this machine have; they are left out, and the reasons are printed. Use:
+``tests/on_machines.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from fairway.cluster import supervisor
 from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
 MARK = "local"
+NEVER_S = 1e6
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -56,6 +60,7 @@ def _hosts_elsewhere(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "__init__", start_run)
         patch.setattr(up, "__init__", start_up)
+        patch.setattr(supervisor, "REPLACE_EVERY_S", NEVER_S)
         yield
 
 

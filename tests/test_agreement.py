@@ -24,6 +24,7 @@ from fairway.host.__main__ import HostSettings
 from fairway.host.frames import CommandReceiver
 
 
+@pytest.mark.local("it replaces what starts hosts in the controller's process")
 def test_hosts_of_an_island_must_be_alike(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: Start
 ) -> None:
@@ -193,6 +194,7 @@ class Swapper:
                     held = None
 
 
+@pytest.mark.local("it replaces what starts hosts in the controller's process")
 def test_an_island_whose_launches_are_swapped_is_lost(
     monkeypatch: pytest.MonkeyPatch, own_runtime: Path, start: Start, background: Begin
 ) -> None:

@@ -102,6 +102,7 @@ def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
 
 
 @pytest.mark.fast
+@pytest.mark.local("it is about shared memory between the controller and hosts")
 def test_uploads_that_nothing_uses_are_let_go(up: Up) -> None:
     """Their bytes wait in shared memory for the first use; else they are freed with the array."""
     hosts = [int(host["process"]) for host in hosts_of(up)]

@@ -138,6 +138,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not have("constants", 0, size=101)
 
 
+@pytest.mark.local("a timeline is of hosts of this machine")
 def test_a_script_that_runs_again_compiles_nothing(start: Start, tmp_path: Path) -> None:
     """Its functions have other names, and the first client is gone when the second comes."""
     path = tmp_path / "timeline.json"

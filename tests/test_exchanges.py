@@ -329,6 +329,7 @@ def test_a_choice_of_nobody_is_an_error_that_names_the_row(do: Callable[[str], N
     )
 
 
+@pytest.mark.local("a timeline is of hosts of this machine")
 def test_only_rows_that_are_routed_travel(start: Start, tmp_path: Path) -> None:
     run = start("2x1x2", timeline=tmp_path / "timeline.json")
     width, n, k = 256, 64, 2

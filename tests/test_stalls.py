@@ -170,6 +170,7 @@ def test_a_killed_host_slows_no_client_of_another_island(measured: Measured) -> 
         watched.judge(measured)
 
 
+@pytest.mark.local("its islands have command prefixes")
 def test_a_host_cut_off_slows_no_client_of_another_island(
     namespaces: dict[str, str], measured: Measured
 ) -> None:
