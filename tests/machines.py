@@ -312,6 +312,8 @@ class Ray(Nodes):
     looker: Program
     slots = (1, 1)
     """CPUs of the first machine, and of each other one."""
+    start_s = 90.0
+    """Time within which a machine has started."""
 
     @property
     def address(self) -> str:
@@ -333,7 +335,9 @@ class Ray(Nodes):
         rest += [f"--temp-dir={self.folder}/{name}", "--object-store-memory=80000000"]
         words = self.on(name, str(RAY), "start", *own, *rest, "--disable-usage-stats")
         log = self.serve(name, words)
-        until(lambda: "runtime started" in log.read_text(), 90, f"Ray has started on {name}")
+        until(
+            lambda: "runtime started" in log.read_text(), self.start_s, f"Ray has started on {name}"
+        )
 
     def look(self) -> dict[str, int]:
         """Returns how many actors, groups, free CPUs and nodes there are."""

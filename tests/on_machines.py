@@ -27,6 +27,7 @@ class WideRay(Ray):
     """A Ray cluster with many hosts on each machine, and none beside the controller."""
 
     slots = (0, SLOTS)
+    start_s = 300.0
 
 
 def environment() -> dict[str, str]:
@@ -82,8 +83,10 @@ def on_ssh() -> int:
         making = with_ssh(folder, 2, environment()) if have_ssh() else entered(folder)
         machines = stack.enter_context(making)
         print(f"machines are reached by {machines.ssh}", flush=True)
-        on = "ssh:" + ",".join(machines.names * SLOTS)  # hosts of an island alternate
-        return run_pytest(on, machines.controller, (), {"FAIRWAY_SSH": machines.ssh})
+        listed = folder / "hosts.txt"
+        listed.write_text("\n".join(machines.names * SLOTS))  # hosts of an island alternate
+        ssh = {"FAIRWAY_SSH": machines.ssh}
+        return run_pytest(f"ssh:{listed}", machines.controller, (), ssh)
 
 
 def on_ray() -> int:

@@ -123,6 +123,7 @@ def test_kill_of_a_host(start: Start, background: Begin, measured: Measured) -> 
     assert gap < 1.0
 
 
+@pytest.mark.local("elsewhere the sentence names the machine; test_launchers.py has that")
 def test_the_end_of_a_host_is_explained(own_runtime: Path) -> None:
     """Where islands were started: the signal that killed it, and XLA's last output."""
     with Up("--islands", "2x1x1", runtime=own_runtime) as running:

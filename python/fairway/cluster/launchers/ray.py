@@ -29,6 +29,9 @@ CONNECT_S = 10.0
 class RayLauncher:
     """Starts agents on a Ray cluster.
 
+    It disconnects this process from Ray at the end only if it has connected it: Ray's end would
+    take along the agents of other runs in this process, and whatever else it has in Ray.
+
     Args:
         address: of the cluster, as :func:`ray.init` takes it; empty for the one of this machine or
             of the Ray job that this process is part of.
@@ -48,8 +51,9 @@ class RayLauncher:
         self._lock = threading.Lock()
         self._waits: dict[Any, tuple[int, Any]] = {}
         """Island and actor of each agent, by the call that returns when the agent ends."""
+        self._connects = not ray.is_initialized()
         try:
-            if not ray.is_initialized():
+            if self._connects:
                 _check_listens(address)
                 ray.init(
                     address or "auto",
@@ -107,7 +111,8 @@ class RayLauncher:
             self._ray.wait(list(waits), num_returns=len(waits), timeout=STOP_S)
         for _, actor in waits.values():
             self._ray.kill(actor)
-        self._ray.shutdown()
+        if self._connects:
+            self._ray.shutdown()
 
 
 class _AgentActor:
