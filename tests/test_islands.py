@@ -190,11 +190,12 @@ def test_an_island_that_died_comes_back(start: Start) -> None:
     assert found == {"count": 4, "island": 1, "total": 56.0}
 
 
+@pytest.mark.parametrize("plane", ["unix", "tcp"])
 def test_functions_of_a_lost_island_run_again_once_it_is_back(
-    start: Start, background: Begin
+    start: Start, background: Begin, plane: str
 ) -> None:
     """JAX's caches stay: earlier programs are recompiled where they are next run."""
-    run = start("2x1x2")
+    run = start("2x1x2", data_plane=plane)
     user = background(
         run,
         """

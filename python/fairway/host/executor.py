@@ -65,6 +65,7 @@ class Executor:
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, host.trace)
         self._compiler = compiler = Compiler(host, mover, modules, checker)
+        self._teams = teams
         self._exchanger = exchanger = Exchanger(host, objects, teams, compiler.exchanges)
         launcher = Launcher(backend, objects, compiler.programs, plane, report, host.trace)
         plans = Plans(teams, host.number, report)
@@ -134,6 +135,7 @@ class Executor:
             # A loss overtakes commands: the process that this names may have ended since.
             if self._plane.begins_at(peer.host, peer.first_tag):
                 self._plane.add_peer(peer.host, peer.address)
+                self._teams.know(peer.host, peer.first_tag)
         numbers = [peer.host for peer in command.peers]
         threading.Thread(target=self._try_peers, args=(numbers,), daemon=True).start()
 

@@ -119,6 +119,20 @@ class Teams:
         self._channels = [(channel, rate) for channel, rate in channels]
         self._is_near = is_near
         self._members: dict[tuple[int, ...], _Member] = {}
+        self._processes: dict[int, int] = {}
+        """The process of each host, by the first tag of its messages."""
+
+    def know(self, host: int, process: int) -> None:
+        """Takes note of the process that a host is now.
+
+        Teams with an earlier process of it are created again: their connections would lead to this
+        one, which knows nothing of them and would not answer.
+        """
+        self._processes[host] = process
+
+    def processes(self, hosts: Sequence[int]) -> list[int | None]:
+        """Returns the process that each of these hosts is now."""
+        return [self._processes.get(host) for host in hosts]
 
     def carry(self, carry: Carry, name: int, held: Mapping[Any, Elements]) -> Vector:
         """Runs a collective; returns its result.
@@ -187,8 +201,12 @@ class Teams:
         return Team(enforcer)
 
     def _member(self, hosts: tuple[int, ...], name: int) -> _Member:
+        processes = self.processes(hosts)
+        if hosts in self._members and self._members[hosts].processes != processes:
+            self._members.pop(hosts).team.close()
         if hosts not in self._members:
-            self._members[hosts] = _Member(self.meet(hosts, name), self.costs(len(hosts)))
+            team = self.meet(hosts, name)
+            self._members[hosts] = _Member(team, self.costs(len(hosts)), processes)
         return self._members[hosts]
 
     def _drop(self, carry: Carry, error: TeamError) -> None:
@@ -198,10 +216,13 @@ class Teams:
 
 
 class _Member:
-    """One team, with cached plans of its collectives."""
+    """One team of these processes, with cached plans of its collectives."""
 
-    def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
+    def __init__(
+        self, team: Team, costs: Sequence[ChannelCost], processes: Sequence[int | None]
+    ) -> None:
         self.team = team
+        self.processes = processes
         self._solo = Solo(team, costs)
 
     def carry(self, carry: Carry, held: Mapping[Any, Elements]) -> Vector:
