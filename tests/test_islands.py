@@ -278,6 +278,7 @@ def test_a_client_uses_an_island_that_came_after_it(start: Start, background: Be
     run.remove_island(number)
 
 
+@pytest.mark.local("it counts the sockets by which hosts share memory")
 def test_lives_of_islands_leave_nothing_behind(start: Start) -> None:
     run = start("1x1x1")
     sizes = []

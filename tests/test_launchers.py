@@ -341,6 +341,7 @@ def test_the_end_of_a_host_elsewhere_is_explained(how: signal.Signals) -> None:
         last = [one.text for one in run.logs.read(island=None) if one.host is None]
         assert any("host 0 has ended on" in one and how.name in one for one in endings), last
         assert "a last line" in last
+        assert not any("host 1 has ended on" in one for one in endings), "the controller ended it"
 
 
 @pytest.mark.usefixtures("here")

@@ -44,6 +44,8 @@ HELLO_S = 10.0
 BACKLOG = 1024
 UNSENT_MAX = 1 << 20
 """Bytes that an agent may leave unread before its connection is closed."""
+ORDERLY = "with status 0"
+"""How a host ends whose connection the controller has closed."""
 CALL_S = 10.0
 LEAVE_S = 2.0
 """Time that agents have to leave once they know that the controller ends."""
@@ -385,7 +387,7 @@ class JoinedHosts:
                 return
             explained = self._conclude(agent, printable(message.how))
             self._idle.append(agent)
-        if explained and not message.stopped:
+        if explained and not message.stopped and not message.how.startswith(ORDERLY):
             self._note(explained)
         self._match()
 
