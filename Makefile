@@ -25,7 +25,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel docs reference protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
-	test-engines test-ssh test-ray demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
+	test-engines test-ssh test-ray demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations fuzz jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
@@ -227,6 +227,18 @@ spill-cases: build
 ## mutations: a hundred thousand damaged programs and a million damaged messages; takes an hour
 mutations: build
 	FAIRWAY_PROGRAMS=100000 FAIRWAY_MESSAGES=1000000 $(PYTEST) -rP -s tests/test_mutations.py
+
+# How many damaged inputs `fuzz` gives to each parser.
+INPUTS ?= 1000000
+
+## fuzz: a million damaged inputs to each parser that faces the network; takes an hour (INPUTS=10000)
+fuzz: build
+	PROPTEST_CASES=$(INPUTS) $(CARGO_FUZZ) --lib fuzz
+	PROPTEST_CASES=$(INPUTS) $(CARGO_FUZZ) --test fuzz
+	FAIRWAY_MESSAGES=$(INPUTS) $(PYTEST) --timeout 7200 tests/test_parsers.py
+
+CARGO_FUZZ := env -u MAKEFLAGS -u MFLAGS cargo test --quiet --release --config dev/fuzz.toml \
+	$(addprefix --package fairway-,transport run ifrt protocol ir plan topology)
 
 # The version that JAX_SOURCE says it is, unless JAX_VERSION gives another.
 JAX_VERSION ?= $(shell sed -n 's/^_version = "\(.*\)"/\1/p' $(JAX_SOURCE)/jax/version.py 2>/dev/null)

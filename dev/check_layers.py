@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATES = {
+    "fuzzing": set(),
     "base": set(),
     "ir": {"base"},
     "topology": {"base"},

@@ -215,7 +215,7 @@ impl Executable {
     pub fn expected_time(&self) -> Nanos {
         let work = self.work().unwrap_or(Work { flops: 0, bytes: 0 });
         let seconds = (work.flops as f64 / 2e10).max(work.bytes as f64 / 1e10);
-        Nanos(10_000 + (seconds * 1e9) as u64)
+        Nanos(((seconds * 1e9) as u64).saturating_add(10_000))
     }
 
     /// Returns the whole program that it is, if it is one.

@@ -295,7 +295,10 @@ fn remap(r: p::RemapArraysRequest) -> Result<Request> {
         let to = intervals(&mapping.to_start, &mapping.to_end, &mapping.to_step)?;
         for (from, to) in from.zip(to) {
             let source = ShardSource { array: mapping.in_array as u32, position: from };
-            *target.get_mut(to as usize).ok_or_else(bad)? = Some(source);
+            // A shard that is filled again and again would take as long as the client likes.
+            if target.get_mut(to as usize).ok_or_else(bad)?.replace(source).is_some() {
+                return Err(invalid("a remapping gives a shard two sources"));
+            }
         }
     }
     let sources: Option<Vec<Vec<ShardSource>>> =
@@ -333,6 +336,13 @@ fn compile(r: p::CompileRequest) -> Result<Request> {
     }
     let program = r.program.unwrap_or_default();
     let options = r.compile_options.unwrap_or_default();
+    if options.data.len() > limits::OPTIONS_BYTES {
+        return Err(invalid(format!(
+            "compile options of {} bytes; at most {} are taken",
+            options.data.len(),
+            limits::OPTIONS_BYTES
+        )));
+    }
     match program.type_name.as_str() {
         "xla::ifrt::XlaProgram" => compile_function(program.data.to_vec(), &options.data),
         "xla::ifrt::IfrtIRProgram" => compile_program(&program.data, &options.data),

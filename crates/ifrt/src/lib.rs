@@ -9,6 +9,8 @@ mod connection;
 mod decode;
 mod dtype;
 mod encode;
+#[cfg(test)]
+mod fuzz;
 mod limits;
 mod listener;
 mod presentation;

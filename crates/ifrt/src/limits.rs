@@ -23,6 +23,8 @@ const PARTS: usize = 256 << 10;
 const DEPTH: usize = 4;
 /// Field `IfrtRequest.compile_request`, which carries programs and their constants.
 const COMPILE: u32 = 13;
+/// Longest compile options, in bytes: unlike the program beside them, they are decoded here.
+pub(crate) const OPTIONS_BYTES: usize = 16 << 20;
 /// Maximum number of arrays that one request creates.
 pub(crate) const ARRAYS: usize = 16 << 10;
 /// Assumed decoded size, per encoded byte, of a request that compiles nothing.
@@ -51,7 +53,7 @@ fn check_length(message: &[u8]) -> Result<(), Status> {
 ///
 /// # Errors
 /// It is too long, or has too many parts.
-fn check_request(message: &[u8]) -> Result<(), Status> {
+pub(crate) fn check_request(message: &[u8]) -> Result<(), Status> {
     let (mut rest, mut parts, mut compiles) = (message, 0, false);
     while let Some((number, part)) = next_field(&mut rest) {
         compiles |= number == COMPILE && part.is_some();

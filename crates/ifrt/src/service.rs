@@ -56,7 +56,7 @@ fn header<M: Message + Default>(metadata: &MetadataMap, key: &str) -> Result<M, 
 
 /// Fails on unsupported versions. Clients repeat the version request until it succeeds, so the error is
 /// reported here, where it reaches the user.
-fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
+pub(crate) fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     let spoken = [
         ("protocol", &PROTOCOL, version.protocol_version),
         ("serialization version", &SERDES, version.ifrt_serdes_version_number),
@@ -73,7 +73,7 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
 }
 
 /// Returns the share that a client gets, and why it is not the one that it asks for.
-fn share(given: &p::AttributeMap, peer: Option<RemotePeer>) -> (Share, Option<String>) {
+pub(crate) fn share(given: &p::AttributeMap, peer: Option<RemotePeer>) -> (Share, Option<String>) {
     let asked = match asked_share(given) {
         Ok(share) => share,
         Err(reason) => return (Share::default(), Some(reason)),

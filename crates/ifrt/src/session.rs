@@ -204,9 +204,7 @@ impl Session {
                     self.open.lock().insert(id, open);
                     return self.answer_locally(id, Err(error));
                 }
-                // The client goes on to use these handles; each use must report the error.
-                let specs = names.iter().map(|_| unknown_spec()).collect();
-                self.submit(id, open, Request::MakeErrors { arrays: names, specs, error });
+                self.submit(id, open, errors(names, error));
             }
         }
     }
@@ -330,6 +328,15 @@ struct Books {
     ended: Vec<u64>,
 }
 
+/// Returns the request that makes arrays of a request that cannot be decoded into errors: the client
+/// goes on to use these handles, and each use must report the error.
+pub(crate) fn errors(mut arrays: Vec<u64>, error: Status) -> Request {
+    // More are never made; uses of the others report that there is no such array.
+    arrays.truncate(limits::ARRAYS);
+    let specs = arrays.iter().map(|_| unknown_spec()).collect();
+    Request::MakeErrors { arrays, specs, error }
+}
+
 fn unknown_spec() -> ArraySpec {
     ArraySpec {
         dtype: DType::Token,
@@ -338,7 +345,7 @@ fn unknown_spec() -> ArraySpec {
     }
 }
 
-fn default_assignment(
+pub(crate) fn default_assignment(
     replicas: u64,
     partitions: u64,
     devices: u64,

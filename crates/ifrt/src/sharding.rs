@@ -128,6 +128,10 @@ pub(crate) fn partition(op: &p::OpSharding, rank: usize, count: usize) -> Result
         )));
     }
     let order = device_order(op, count)?;
+    if order.len() != count {
+        let cells = order.len();
+        return Err(invalid(format!("a sharding over {count} devices numbers {cells} of them")));
+    }
     let copies: usize = grid[rank..].iter().product::<i64>() as usize;
     let mut tile_of = vec![u32::MAX; count];
     for (cell, &device) in order.iter().enumerate() {
@@ -169,10 +173,12 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     for axis in (0..dims.len().saturating_sub(1)).rev() {
         strides[axis] = strides[axis + 1] * dims[axis + 1];
     }
+    // Axes of extent 1 change nothing, and a client may name millions; few others fit.
+    let varying: Vec<usize> = axes.into_iter().rev().filter(|&axis| dims[axis] > 1).collect();
     let cells = (0..count as i64).map(|cell| {
         let mut rest = cell;
         let mut device = 0;
-        for &axis in axes.iter().rev() {
+        for &axis in &varying {
             device += rest % dims[axis] * strides[axis];
             rest /= dims[axis];
         }

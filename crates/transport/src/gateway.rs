@@ -394,3 +394,6 @@ async fn answer(stream: &mut TlsStream<BufferedStream>, text: &str) -> io::Resul
     stream.write_all(text.as_bytes()).await?;
     stream.flush().await
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -191,3 +191,6 @@ fn nonce() -> io::Result<Nonce> {
     drawn.map_err(|_| io::Error::other("the system has no random numbers"))?;
     Ok(nonce)
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -131,8 +131,9 @@ impl MemfdSegment {
 
     /// Maps a segment that another process has created.
     pub fn open(file: OwnedFd) -> io::Result<Self> {
-        let length = rustix::fs::fstat(&file)?.st_size as usize;
+        // Before the length is read: until the file is sealed, its sender may shorten it.
         check_sealed(&file, STATE_BYTES + 1)?;
+        let length = rustix::fs::fstat(&file)?.st_size as usize;
         Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
     }
 

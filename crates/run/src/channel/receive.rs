@@ -177,3 +177,6 @@ fn receive_segment(inner: &Arc<Inner>, file: Option<OwnedFd>, header: &Header) -
     inner.arrive_from(header.from, header.tag, Ok(payload));
     Ok(())
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -427,3 +427,6 @@ fn read(socket: &mut Socket, into: &mut [u8]) -> io::Result<usize> {
         }
     }
 }
+
+#[cfg(test)]
+mod fuzz;
