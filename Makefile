@@ -230,12 +230,15 @@ mutations: build
 
 # How many damaged inputs `fuzz` gives to each parser.
 INPUTS ?= 1000000
+# How many whole programs; each has a process of its own, a few milliseconds.
+PROGRAMS ?= 20000
 
 ## fuzz: a million damaged inputs to each parser that faces the network; takes an hour (INPUTS=10000)
 fuzz: build
 	PROPTEST_CASES=$(INPUTS) $(CARGO_FUZZ) --lib fuzz
 	PROPTEST_CASES=$(INPUTS) $(CARGO_FUZZ) --test fuzz
 	FAIRWAY_MESSAGES=$(INPUTS) $(PYTEST) --timeout 7200 tests/test_parsers.py
+	FAIRWAY_PROGRAMS=$(PROGRAMS) $(PYTEST) --timeout 7200 tests/test_whole_programs.py
 
 CARGO_FUZZ := env -u MAKEFLAGS -u MFLAGS cargo test --quiet --release --config dev/fuzz.toml \
 	$(addprefix --package fairway-,transport run ifrt protocol ir plan topology)
