@@ -1,4 +1,4 @@
-"""Damaged whole programs: their reader ends or refuses them, and the host reads what it lets through.
+"""Damaged whole programs: a reader ends or refuses them, and hosts read what it lets through.
 
 `FAIRWAY_PROGRAMS` is the number of programs, and `FAIRWAY_SEED` determines them.
 """
@@ -57,7 +57,8 @@ def test_damaged_whole_programs() -> None:
         try:
             found = ifrt_ir.read(bytecode, context)
             batched = batches.batch(found, context)
-            assert found.text() and batched.text()
+            assert found.text()
+            assert batched.text()
             assert len(batched.functions()) <= len(found.nodes)
             read += 1
         except RefusedError:
