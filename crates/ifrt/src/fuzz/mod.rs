@@ -93,7 +93,7 @@ fn take(controller: &mut Controller, id: u64, bytes: &[u8]) {
 /// Returns a report of a host: mostly an answer to one of the first commands.
 fn report(seed: u64) -> Vec<u8> {
     let mut random = Random::of(&[seed]);
-    let ticket = CommandTicket(random.below(TICKETS));
+    let ticket: CommandTicket = random.below(TICKETS);
     protocol::encode(&match random.below(4) {
         0 => protocol::sample_of::<Report>(seed),
         _ => Report::CommandDone { ticket, reply: protocol::sample_of(seed) },
