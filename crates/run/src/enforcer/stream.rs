@@ -333,11 +333,12 @@ impl ReliableStream {
                 continue;
             }
             // A retransmitted acknowledgement may be older than the last one.
-            self.read = self.read.max(head.subject.step);
-            if self.read > self.sent {
+            let read = self.read.max(head.subject.step);
+            if read > self.sent {
                 let text = "the other side says it has read what was never sent";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
+            self.read = read;
         }
         let is_text = self.frame.is_some_and(|head| head.kind != MessageKind::Data);
         while is_text && self.left > 0 {

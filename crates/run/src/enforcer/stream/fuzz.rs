@@ -100,3 +100,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_acknowledgement_of_what_was_never_sent_changes_nothing() {
+    let (mut peer, here) = UnixStream::pair().unwrap();
+    let mut lane = ReliableStream::new(Socket::Unix(here), 1, Channel(0), WINDOW).unwrap();
+    let subject = Subject { step: 1 << 40, operation: 0, motif: 0, digest: 0 };
+    let head = Head { kind: MessageKind::Read, length: 0, subject };
+    peer.write_all(&head.encode()).unwrap();
+    lane.frame().unwrap_err();
+    assert_eq!((lane.read, lane.room()), (0, WINDOW));
+}
