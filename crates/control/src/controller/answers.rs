@@ -80,6 +80,14 @@ impl Controller {
         // What was compiled for a client that is gone may name devices that went with it.
         let is_here = self.clients.contains_key(&client);
         let gone = || Err(Status::new(Code::Aborted, format!("client {client} has disconnected")));
+        let result = match &waiting {
+            Waiting::Compile(compiling) if result.is_ok() && compiling.compiled.is_none() => {
+                let message =
+                    "a host says that it has compiled a program, and does not describe it";
+                Err(Status::new(Code::Internal, message))
+            }
+            _ => result,
+        };
         match (waiting, if is_here { result } else { gone() }) {
             (Waiting::Compile(compiling), Err(mut error)) => {
                 self.free_executable(client, compiling.id, &compiling.hosts);
