@@ -35,6 +35,10 @@ RANK = "{rank}"
 ENGINES = ("local", "agents", "ssh", "slurm", "ray", "k8s", "pods")
 WITH_OPTIONS = ("ssh:", "slurm:", "ray:", "k8s:")
 ENGINES_FORM = "'local', 'agents', 'ssh:FILE', 'slurm', 'ray' or 'k8s:IMAGE'"
+BEHIND_COLON = {
+    "ssh": "machines behind a colon, such as 'ssh:hosts.txt' or 'ssh:m1,m2'",
+    "k8s": "an image or a file behind a colon, such as 'k8s:registry/image' or 'k8s:cluster.yaml'",
+}
 GATEWAY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 ANY_ADDRESS = "0.0.0.0:0"
 Rule = tuple[bool, str, str]
@@ -308,11 +312,7 @@ class Settings:
     def _rules_of_other_machines(self) -> list[Rule]:
         return [
             (self.on in ENGINES or self.on.startswith(WITH_OPTIONS), "on", ENGINES_FORM),
-            (
-                self.on.rstrip(":") not in ("ssh", "k8s"),
-                "on",
-                "machines or an image behind a colon, as in 'ssh:hosts.txt', 'k8s:registry/image'",
-            ),
+            (not (missing := BEHIND_COLON.get(self.on.rstrip(":"), "")), "on", missing),
             (0 <= self.nodes <= HOSTS_MAX, "nodes", f"0 to {HOSTS_MAX}"),
             (not self.nodes or self.on.startswith("slurm"), "nodes", "0 for all but 'slurm'"),
             (

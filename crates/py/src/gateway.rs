@@ -230,7 +230,7 @@ impl PyRemote {
             let open = self.open.lock();
             let Some((_, runtime)) = &*open else { return Err(closed()) };
             let stream = runtime.block_on(self.remote.connect(service)).map_err(failed)?;
-            let address = stream.get_ref().0.get_ref().local_addr().map_err(os_error)?;
+            let address = stream.get_ref().0.local_address().map_err(os_error)?;
             Ok(address.ip().to_string())
         })
     }
