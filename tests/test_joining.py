@@ -44,10 +44,13 @@ MARK = b"this is in clear"
 SUMS = {"total": 64 * 63 / 2, "moved": 1 << 16}
 
 
-def joined(islands: str = "2x2x1", address: str = "127.0.0.1", **settings: str) -> Run:
+def joined(
+    islands: str = "2x2x1", address: str = "127.0.0.1", script: Path | None = None, **given: str
+) -> Run:
     """A controller that waits for the hosts of these islands to join."""
     known = {"on": "agents", "gateway": f"{address}:0", "data_plane": "tcp", "timeout_s": 3.0}
-    return Run(Settings.parse(islands, **known, **settings))
+    settings = Settings.parse(islands, **known, **given)
+    return Run(settings if script is None else settings.serving(script))
 
 
 @contextmanager
@@ -182,6 +185,45 @@ def test_a_wrong_address_is_named(own_runtime: Path) -> None:
         run.__enter__()
     assert "cannot listen at tcp:192.0.2.7" in str(raised.value)
     run.close()
+
+
+BESIDE = """
+import itertools, numpy as np
+from parts.numbers import START
+def rows(shard, value):
+    return itertools.repeat(np.full(4 // shard.count, START + value, np.int32))
+"""
+READS = """
+import fairway
+mesh = Mesh(np.array(jax.devices()), ("x",))
+like = jax.ShapeDtypeStruct((4,), np.int32, sharding=NamedSharding(mesh, P("x")))
+say("batch", of=np.asarray(fairway.inputs("beside:rows", like=like, value=3)()).tolist())
+"""
+
+
+def test_modules_of_input_functions_are_sent(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machines have nothing in the script's folder, and keep what they were sent."""
+    code, cache = own_runtime / "code", own_runtime / "cache"
+    (code / "parts").mkdir(parents=True)
+    (code / "beside.py").write_text(BESIDE)
+    (code / "parts" / "numbers.py").write_text("START = 40\n")
+    (code / "data.bin").write_bytes(b"no module")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    hiding = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(code)]
+    if os.geteuid():
+        pytest.skip("mounts need root")
+    for _ in range(2):
+        run = joined("1x2x1", script=code / "script.py")
+        with agents(run, hiding, hiding), run:
+            assert said(client(run, READS, 90).stdout, "batch") == {"of": [43, 43, 43, 43]}
+        [kept] = (cache / "fairway" / "modules").iterdir()
+        files = sorted(str(one.relative_to(kept)) for one in kept.rglob("*") if one.is_file())
+        assert [one for one in files if not one.endswith(".pyc")] == [
+            "beside.py",
+            "parts/numbers.py",
+        ]
 
 
 def test_a_lost_agent_is_a_lost_host(own_runtime: Path) -> None:

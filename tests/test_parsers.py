@@ -32,6 +32,7 @@ WORDS = (
 FROM_AGENT = (
     agents.AgentHello("m", "10.0.0.1", 7, Versions("1", "3.12", "0.10.2"), 1, True),
     agents.AgentHeartbeat(),
+    agents.NeedModules("0af9" * 16, 131_072),
     agents.HostEnded(3, "with status 1"),
     agents.HostOutput(3, "a line\nand one more\n"),
 )
@@ -40,7 +41,10 @@ TO_AGENT = (
     agents.LeaseRenewed(),
     agents.ControllerEnded(),
     agents.StartHost({"host": 1, "token": "t", "channels": ["tcp:1.2.3.4:5"]}),
+    agents.StartHost({"host": 1}, ("0af9" * 16,)),
+    agents.ModulesPart("0af9" * 16, 0, b"PK\x03\x04", 4),
     agents.StopHost(),
+    agents.StopHost(7),
     agents.AgentRefused("too old"),
 )
 

@@ -33,6 +33,8 @@ from fairway.cluster.agents import (
     HostOutput,
     LeaseRenewed,
     LineReader,
+    ModulesPart,
+    NeedModules,
     StartHost,
     StopHost,
     ToAgent,
@@ -41,6 +43,7 @@ from fairway.cluster.agents import (
 )
 from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.logs import Logs
+from fairway.cluster.modules import SIZE_MAX, ArchiveCache
 from fairway.cluster.registry import new_directory
 from fairway.errors import AgentError, ControllerLostError
 from fairway.host.__main__ import HostSettings
@@ -99,6 +102,10 @@ class Agent:
         self._address = address
         self._note = note
         self._host: int | None = None
+        self._waiting: StartHost | None = None
+        """A host that is started once its modules are here."""
+        self._received = bytearray()
+        self._cache = ArchiveCache()
         self._carried: set[str] = set()
         try:
             remote = self._remote = _native.Remote(address, token)
@@ -174,8 +181,11 @@ class Agent:
                     self._lease_s = lease_s
                 case LeaseRenewed():
                     pass
-                case StartHost(settings):
-                    self._start(settings)
+                case StartHost():
+                    self._waiting = message
+                    self._start_waiting()
+                case ModulesPart():
+                    self._take_modules(message)
                 case StopHost(process):
                     self._stop(process)
                 case AgentRefused(reason):
@@ -212,6 +222,9 @@ class Agent:
 
     def _stop(self, process_id: int | None) -> None:
         """Ends the host, if it is still this process."""
+        if self._waiting is not None:
+            self._give_up("before it had started", stopped=True)
+            return
         with contextlib.suppress(OSError):
             self._send_ending()  # one that has ended by itself was not stopped
             if self._host is not None:
@@ -247,6 +260,40 @@ class Agent:
             ) from None
         finally:
             self._connection.settimeout(POLL_S)
+
+    def _start_waiting(self) -> None:
+        """Starts the host that waits, or asks for the next part of what it waits for."""
+        assert self._waiting is not None
+        for digest in self._waiting.modules:
+            if self._cache.find(digest) is None:
+                self._send(NeedModules(digest, len(self._received)))
+                return
+        start, self._waiting = self._waiting, None
+        folders = [self._cache.find(digest) for digest in start.modules]
+        self._start({**start.settings, "input_path": [str(folder) for folder in folders]})
+
+    def _take_modules(self, part: ModulesPart) -> None:
+        """Takes a part of an archive, and unpacks the archive once it is complete."""
+        if self._waiting is None:
+            return  # the host was stopped meanwhile
+        if part.offset != len(self._received) or part.size > SIZE_MAX or not part.data:
+            raise AgentError("a part of an archive of modules is not the one that was asked for")
+        self._received += part.data
+        try:
+            if len(self._received) >= part.size:
+                data, self._received = bytes(self._received), bytearray()
+                self._cache.add(part.digest, data)
+            self._start_waiting()
+        except OSError as error:
+            self._give_up(f"before it had started: cannot keep its modules: {error.strerror}")
+
+    def _give_up(self, how: str, *, stopped: bool = False) -> None:
+        """Says that the host that waits does not start."""
+        assert self._waiting is not None
+        host, self._waiting = int(self._waiting.settings["host"]), None
+        self._received.clear()
+        with contextlib.suppress(OSError):
+            self._send(HostEnded(host, how, stopped))
 
     def _start(self, given: dict[str, Any]) -> None:
         try:

@@ -21,6 +21,7 @@ __all__ = [
     "HEARTBEATS",
     "LINE_MAX",
     "OUTPUT_MAX",
+    "PART_BYTES",
     "SERVICE",
     "AgentAccepted",
     "AgentHeartbeat",
@@ -31,6 +32,8 @@ __all__ = [
     "HostOutput",
     "LeaseRenewed",
     "LineReader",
+    "ModulesPart",
+    "NeedModules",
     "StartHost",
     "StopHost",
     "Versions",
@@ -44,10 +47,13 @@ LINE_MAX = 1 << 18
 """Most bytes of a message."""
 HEARTBEATS = 4
 """Heartbeats of an agent within its lease."""
+PART_BYTES = 1 << 17
+"""Bytes of an archive in a message, where they are half as long again."""
 OUTPUT_MAX = 1 << 14
 """Most characters of output in a message."""
 Text = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]
 """Without spaces, control characters and the like: it is shown on terminals."""
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
@@ -135,6 +141,18 @@ class HostOutput(msgspec.Struct, frozen=True, tag="output"):
     text: Annotated[str, msgspec.Meta(max_length=OUTPUT_MAX)]
 
 
+class NeedModules(msgspec.Struct, frozen=True, tag="need"):
+    """An agent wants a part of an archive; the answer is :class:`ModulesPart`.
+
+    Attributes:
+        digest: of the archive.
+        offset: of the part.
+    """
+
+    digest: Digest
+    offset: Count
+
+
 class AgentAccepted(msgspec.Struct, frozen=True, tag="accepted"):
     """An agent has joined.
 
@@ -159,9 +177,27 @@ class StartHost(msgspec.Struct, frozen=True, tag="start"):
     Attributes:
         settings: as :class:`~fairway.host.__main__.HostSettings` has them. Unix sockets in them are
             the controller's; the agent carries the service of that name.
+        modules: archives of modules, in the order in which they are searched.
     """
 
     settings: dict[str, Any]
+    modules: tuple[Digest, ...] = ()
+
+
+class ModulesPart(msgspec.Struct, frozen=True, tag="part"):
+    """A part of an archive of modules.
+
+    Attributes:
+        digest: of the archive.
+        offset: of the part.
+        data: its bytes.
+        size: bytes of the archive.
+    """
+
+    digest: Digest
+    offset: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)]
+    size: Count
 
 
 class StopHost(msgspec.Struct, frozen=True, tag="stop"):
@@ -184,8 +220,16 @@ class AgentRefused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-FromAgent = AgentHello | AgentHeartbeat | HostEnded | HostOutput
-ToAgent = AgentAccepted | LeaseRenewed | StartHost | StopHost | AgentRefused | ControllerEnded
+FromAgent = AgentHello | AgentHeartbeat | NeedModules | HostEnded | HostOutput
+ToAgent = (
+    AgentAccepted
+    | LeaseRenewed
+    | StartHost
+    | ModulesPart
+    | StopHost
+    | AgentRefused
+    | ControllerEnded
+)
 
 
 class LineReader:

@@ -22,10 +22,11 @@ from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.launchers.network import NoNamespaceError
 from fairway.cluster.listener import AdminSocket
 from fairway.cluster.logs import Logs
+from fairway.cluster.modules import ModuleArchive
 from fairway.cluster.registry import new_directory
 from fairway.cluster.reports import Reports
 from fairway.cluster.serving import ServerSettings, channel_rates
-from fairway.errors import IslandError, StartError
+from fairway.errors import ConfigError, IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
@@ -168,7 +169,8 @@ class Run:
         launcher = open_launcher(self.settings, self._logs, self._reports.add)
         token = self._gateway.create_token("host", None)
         self._gateway.write_host_token(token)
-        joining = Joining(self._gateway.addresses, token, self.settings.timeout_s, launcher)
+        addresses, lease_s = self._gateway.addresses, self.settings.timeout_s
+        joining = Joining(addresses, token, lease_s, launcher, self._pack_modules())
         hosts = JoinedHosts(self.directory, joining, self._reports.add, self._logs)
         self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
         self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
@@ -178,6 +180,18 @@ class Run:
     def logs(self) -> Logs:
         """What controller and hosts have printed."""
         return self._logs
+
+    def _pack_modules(self) -> tuple[ModuleArchive, ...]:
+        """Packs the modules of input functions, for machines without the folders of this one."""
+        packed = []
+        for folder in self.settings.input_path:
+            try:
+                packed.append(ModuleArchive.of(folder, self.settings.input_modules))
+            except OSError as error:
+                self._reports.add(f"modules in {folder} are not sent: {error.strerror}")
+            except ConfigError as error:
+                self._reports.add(str(error))
+        return tuple(packed)
 
     @property
     def gateway(self) -> ControllerGateway | None:

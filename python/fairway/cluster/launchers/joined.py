@@ -15,6 +15,7 @@ import msgspec
 
 from fairway.cluster.agents import (
     LINE_MAX,
+    PART_BYTES,
     SERVICE,
     AgentAccepted,
     AgentHeartbeat,
@@ -25,6 +26,8 @@ from fairway.cluster.agents import (
     HostEnded,
     HostOutput,
     LeaseRenewed,
+    ModulesPart,
+    NeedModules,
     StartHost,
     StopHost,
     ToAgent,
@@ -34,6 +37,7 @@ from fairway.cluster.agents import (
 )
 from fairway.cluster.launchers.launcher import AgentLauncher, AgentRequest
 from fairway.cluster.logs import Logs, printable
+from fairway.cluster.modules import ModuleArchive
 from fairway.errors import AgentError, StartError
 from fairway.host.__main__ import HostSettings
 
@@ -60,12 +64,14 @@ class Joining:
         token: of role ``host``.
         lease_s: time without a heartbeat after which an agent is gone.
         launcher: starts agents; None where people do.
+        modules: what is sent to machines in place of the folders of ``input_path``.
     """
 
     addresses: tuple[str, ...]
     token: str
     lease_s: float
     launcher: AgentLauncher | None = None
+    modules: tuple[ModuleArchive, ...] = ()
 
     def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
         """Returns the agents to start for hosts of one island."""
@@ -113,6 +119,7 @@ class JoinedHosts:
         self._logs = logs
         self._joining = joining
         self._launcher = joining.launcher
+        self._modules = {one.digest: one.data for one in joining.modules}
         if self._launcher is not None:
             self.start_timeout_s = self._launcher.start_timeout_s
         self._lock = threading.Lock()
@@ -332,6 +339,10 @@ class JoinedHosts:
                 match message:
                     case AgentHeartbeat():
                         agent.send(LeaseRenewed())
+                    case NeedModules(digest, offset) if digest in self._modules:
+                        data = self._modules[digest]
+                        part = data[offset : offset + PART_BYTES]
+                        agent.send(ModulesPart(digest, offset, part, len(data)))
                     case HostEnded():
                         self._ended(agent, message)
                     case HostOutput(host, text) if host == agent.host:
@@ -362,7 +373,8 @@ class JoinedHosts:
                 agent.host, agent.ended = host, None
                 self._agents[host] = agent
                 self._started[host] = settings
-                agent.send(StartHost(dataclasses.asdict(self._settings_on(agent, settings))))
+                there = dataclasses.asdict(self._settings_on(agent, settings))
+                agent.send(StartHost(there, tuple(self._modules)))
 
     def _settings_on(self, agent: _Agent, settings: HostSettings) -> HostSettings:
         """Returns the settings of a host on an agent's machine."""
@@ -378,7 +390,11 @@ class JoinedHosts:
             ]
             first = sum(beside) - settings.devices
         return dataclasses.replace(
-            settings, address=address, data=f"tcp:{numeric}:0", first_device=first
+            settings,
+            address=address,
+            data=f"tcp:{numeric}:0",
+            first_device=first,
+            input_path=(),  # the agent has its own
         )
 
     def _ended(self, agent: _Agent, message: HostEnded) -> None:
