@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import hypothesis
 import pytest
 import wires
 
@@ -55,6 +56,9 @@ def pytest_configure() -> None:
     by the emitters for CPUs that compile twice as fast: most of what the tests compute would be
     LLVM's work on programs that run for a millisecond.
     """
+    # How long an example takes says more about what else the machine does than about the example.
+    hypothesis.settings.register_profile("shared-machine", deadline=None)
+    hypothesis.settings.load_profile("shared-machine")
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -52,6 +52,12 @@ class Machines:
         state = "down" if down else "up"
         subprocess.run(["ip", "link", "set", f"{name}e0", state], check=True)
 
+    def mute(self, name: str, *, down: bool = True) -> None:
+        """Drops all that a machine sends, or no more; it still receives."""
+        rate = ["tbf", "rate", "8bit", "burst", "10", "limit", "10"] if down else ["pfifo_fast"]
+        words = ["tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *rate]
+        subprocess.run(words, check=True)
+
     def processes(self, name: str) -> list[int]:
         """Processes of Fairway on a machine."""
         listed = subprocess.run(

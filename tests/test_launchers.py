@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import client, is_alive, said, until
+from conftest import Background, client, is_alive, said, until
 from machines import Machines, with_ssh
 
 from fairway.cluster import reports
@@ -97,6 +97,46 @@ def test_a_link_that_is_down_for_a_moment_loses_nothing(by_ssh: Machines) -> Non
         assert states(run) == ["up", "up"]
         seen = run.overview()["islands"]
         assert [island["hosts"][0]["process"] for island in seen] == hosts
+
+
+TICKS = """
+here, away = jax.devices()
+step = jax.jit(lambda x: x + 1)
+mine, theirs = (jax.device_put(jnp.zeros(1000), one) for one in (here, away))
+jax.block_until_ready((step(mine), step(theirs)))
+say("ready", at=0)
+last, longest, count, lost = time.monotonic(), 0.0, 0, None
+end = last + 14
+while time.monotonic() < end:
+    mine = jax.block_until_ready(step(mine))
+    count, now = count + 1, time.monotonic()
+    last, longest = now, max(longest, now - last)
+    if lost is None and count % 20 == 0:
+        try:
+            theirs = jax.device_put(mine, away).block_until_ready()
+        except Exception as error:
+            lost = f"{type(error).__name__}: {error}"
+    time.sleep(0.005)
+    last = time.monotonic()
+say("ended", longest_s=longest, right=float(mine[0]) == count, lost=lost)
+"""
+
+
+@pytest.mark.parametrize("way", ["both", "out"])
+def test_a_link_that_stays_down_loses_its_island_alone(by_ssh: Machines, way: str) -> None:
+    """In both directions, or only what the machine sends: named within the timeout."""
+    with Run(on_machines(by_ssh, "2x1x1", by_ssh.names[:2])) as run:
+        with Background(run, TICKS) as script:
+            script.hear("ready")
+            (by_ssh.cut if way == "both" else by_ssh.mute)(by_ssh.names[1])
+            began = time.monotonic()
+            until(lambda: states(run) == ["up", "lost"], 15, "the island is lost")
+            assert time.monotonic() - began < 1.75 * run.settings.timeout_s
+            ended = script.hear("ended", 60)
+        (by_ssh.cut if way == "both" else by_ssh.mute)(by_ssh.names[1], down=False)
+        assert ended["right"], "the other island computes on"
+        assert ended["longest_s"] < 2.0
+        assert "host 0 of island 1 is lost (no answer for" in ended["lost"]
 
 
 @pytest.mark.parametrize(
