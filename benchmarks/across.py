@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import wires
 from common import (
+    SETTINGS_OF_JAX,
     Goal,
     Worker,
     environment_without,
@@ -39,7 +40,6 @@ TIMES = 5
 BOTH, ONE, MOVES = "psum, both networks", "psum, the first", "moves, the first"
 SYSTEMS = {BOTH: (2, "psum"), ONE: (1, "psum"), MOVES: (1, "moves")}
 """Number of networks of each system, and its strategy."""
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 
 
 def main() -> None:

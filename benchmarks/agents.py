@@ -1,9 +1,9 @@
 """Measures what agents of hosts on other machines cost their controller, from 10 to 1,000 of them.
 
 Agents have no devices, and run no hosts: each is a TLS connection by a real socket, says hello,
-keeps its lease and reads what it is told. All are in one process, and the controller is alone in
-another, so that its time and memory are its own. Both share the cores of one machine: the agents'
-half of each TLS handshake is made on them, too, so the time to join is an upper bound.
+keeps its lease and reads what the controller sends. All are in one process, and the controller is
+alone in another, so that its time and memory are its own. Both share the cores of one machine: the
+agents' half of each TLS handshake is made on them, too, so the time to join is an upper bound.
 
 Figures:
 - join: from the first connection of agents that come at once until all are admitted; those that are
@@ -53,7 +53,7 @@ def measure(count: int, at_once: int, listen_s: float) -> dict[str, float]:
         listen_s: time for which heartbeats are measured.
 
     Raises:
-        WorkerError: not all agents could join, or were told to start a host.
+        WorkerError: not all agents could join, or were asked to start a host.
     """
     environment = environment_without("JAX_PLATFORMS", "JAX_BACKEND_TARGET")
     command = [sys.executable, "agents_worker.py"]

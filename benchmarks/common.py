@@ -146,6 +146,10 @@ def serve_methods(runner: object) -> None:
     serve(lambda do, **values: getattr(runner, do)(**values))
 
 
+SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
+"""Environment variables that say where and how JAX computes."""
+
+
 def environment_without(*names: str) -> dict[str, str]:
     """Returns this process's environment without variables that would change what is measured."""
     return {name: value for name, value in os.environ.items() if name not in names}

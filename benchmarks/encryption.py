@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 import wires
 from common import (
+    SETTINGS_OF_JAX,
     Goal,
     Worker,
     environment_without,
@@ -37,7 +38,6 @@ WORKS = {"moves": "arrays sent both ways, and added", "psum": "psum over both is
 TIMES = 3
 RATE_MBIT = 100_000
 """Said of the link, which has none."""
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from common import (
+    SETTINGS_OF_JAX,
     Goal,
     Spread,
     Worker,
@@ -36,7 +37,6 @@ from rich.table import Table
 from fairway.cluster.supervisor import Run
 from fairway.settings import IslandSettings, Settings
 
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 MODELS = {
     "small": {"layers": 2, "width": 256, "sequence": 128, "rows": 8},
     "large": {"layers": 12, "width": 1024, "sequence": 512, "rows": 16},

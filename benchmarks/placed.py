@@ -15,7 +15,7 @@ import statistics
 import sys
 
 import wires
-from common import Worker, environment_without, provenance, run_main, write_json
+from common import SETTINGS_OF_JAX, Worker, environment_without, provenance, run_main, write_json
 from paced import ALLOWED
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +24,6 @@ from fairway.cluster.supervisor import Run
 from fairway.settings import IslandSettings, Settings
 
 DEVICES = 4
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 MODEL = {"blocks": 6, "width": 128, "sequence": 16, "rows": 64, "row_s": 4e-3, "seed": 1}
 
 

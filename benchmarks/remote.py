@@ -23,6 +23,7 @@ from typing import Any
 
 import wires
 from common import (
+    SETTINGS_OF_JAX,
     Goal,
     Worker,
     environment_without,
@@ -38,7 +39,6 @@ from rich.table import Table
 from fairway.cluster.supervisor import Run
 from fairway.settings import Settings
 
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 WORKS = {
     "operations": ("small operations", 1.0, "/s", 0.7),
     "round_trips": ("round trips", 1.0, "/s", 0.7),

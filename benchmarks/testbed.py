@@ -27,6 +27,7 @@ import numpy as np
 import wires
 from common import (
     ROOT,
+    SETTINGS_OF_JAX,
     Goal,
     Spread,
     Worker,
@@ -66,7 +67,6 @@ GOALS = {
     (STRIPED, LIFO): 1.5,
     (STRIPED, PREFETCH): 1.35,
 }
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_BACKEND_TARGET")
 
 
 @dataclasses.dataclass(frozen=True)

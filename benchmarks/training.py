@@ -23,6 +23,7 @@ from typing import Any
 
 from common import (
     ROOT,
+    SETTINGS_OF_JAX,
     Spread,
     environment_without,
     interleave,
@@ -36,7 +37,6 @@ from rich.table import Table
 EXCHANGES = ("device_put", "psum")
 ISLANDS = "2x1x4"
 LARGEST_DIFFERENCE = 1e-5
-SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 
 
 @dataclasses.dataclass

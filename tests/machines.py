@@ -30,8 +30,22 @@ def have_ssh() -> bool:
     return Path(SSHD).exists() and shutil.which("ssh") is not None
 
 
+class OnLinks:
+    """Machines that are network namespaces, each with one link."""
+
+    def cut(self, name: str, *, down: bool = True) -> None:
+        """Takes a machine's link down, or up again."""
+        ip("link", "set", f"{name}e0", "down" if down else "up")
+
+    def mute(self, name: str, *, down: bool = True) -> None:
+        """Drops all that a machine sends, or no more; it still receives."""
+        rate = ["tbf", "rate", "8bit", "burst", "10", "limit", "10"] if down else ["pfifo_fast"]
+        words = ["tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *rate]
+        subprocess.run(words, check=True)
+
+
 @dataclasses.dataclass
-class Machines:
+class Machines(OnLinks):
     """Machines with an ssh server: namespaces with a name, a network and temporary folders of their
     own.
 
@@ -46,17 +60,6 @@ class Machines:
     addresses: list[str]
     controller: str
     ssh: str
-
-    def cut(self, name: str, *, down: bool = True) -> None:
-        """Takes a machine's link down, or up again."""
-        state = "down" if down else "up"
-        subprocess.run(["ip", "link", "set", f"{name}e0", state], check=True)
-
-    def mute(self, name: str, *, down: bool = True) -> None:
-        """Drops all that a machine sends, or no more; it still receives."""
-        rate = ["tbf", "rate", "8bit", "burst", "10", "limit", "10"] if down else ["pfifo_fast"]
-        words = ["tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *rate]
-        subprocess.run(words, check=True)
 
     def processes(self, name: str) -> list[int]:
         """Processes of Fairway on a machine."""
@@ -199,7 +202,7 @@ class Program(Background):
 
 
 @dataclasses.dataclass
-class Nodes:
+class Nodes(OnLinks):
     """Machines that an engine's daemons run on.
 
     Attributes:
@@ -246,10 +249,6 @@ class Nodes:
             daemon.kill()
             daemon.wait(10)
         until(lambda: not any(map(self.all_processes, self.names)), 10, "nothing runs there")
-
-    def cut(self, name: str, *, down: bool = True) -> None:
-        """Takes a machine's link down, or up again."""
-        ip("link", "set", f"{name}e0", "down" if down else "up")
 
     def all_processes(self, name: str) -> list[int]:
         """Processes on a machine."""

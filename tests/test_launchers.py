@@ -125,15 +125,16 @@ say("ended", longest_s=longest, right=float(mine[0]) == count, lost=lost)
 @pytest.mark.parametrize("way", ["both", "out"])
 def test_a_link_that_stays_down_loses_its_island_alone(by_ssh: Machines, way: str) -> None:
     """In both directions, or only what the machine sends: named within the timeout."""
+    cut = by_ssh.cut if way == "both" else by_ssh.mute
     with Run(on_machines(by_ssh, "2x1x1", by_ssh.names[:2])) as run:
         with Background(run, TICKS) as script:
             script.hear("ready")
-            (by_ssh.cut if way == "both" else by_ssh.mute)(by_ssh.names[1])
+            cut(by_ssh.names[1])
             began = time.monotonic()
             until(lambda: states(run) == ["up", "lost"], 15, "the island is lost")
             assert time.monotonic() - began < 1.75 * run.settings.timeout_s
             ended = script.hear("ended", 60)
-        (by_ssh.cut if way == "both" else by_ssh.mute)(by_ssh.names[1], down=False)
+        cut(by_ssh.names[1], down=False)
         assert ended["right"], "the other island computes on"
         assert ended["longest_s"] < 2.0
         assert "host 0 of island 1 is lost (no answer for" in ended["lost"]

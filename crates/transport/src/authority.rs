@@ -105,12 +105,19 @@ pub(crate) fn server_name() -> ServerName<'static> {
     ServerName::try_from(NAME).expect("the name is one")
 }
 
-/// Returns the configuration of a peer that trusts the authority of this digest alone.
-pub(crate) fn trusting(pin: &[u8]) -> Arc<ClientConfig> {
+/// Whom one that connects believes the other end to be, before anything is proved.
+#[derive(Debug)]
+pub(crate) enum Trust {
+    /// A controller whose authority has this digest, and sends its certificate along.
+    Authority(Vec<u8>),
+    /// A peer that has the key of its certificate; proofs in the session say which one it is.
+    KeyAlone,
+}
+
+/// Returns the configuration of a peer that connects.
+pub(crate) fn connecting(trust: Trust) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let pin = pin.to_vec();
-    let schemes = provider.signature_verification_algorithms.supported_schemes();
-    let verifier = Pinned { pin, provider: provider.clone(), schemes };
+    let verifier = Verifier { trust, provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .expect("the provider has TLS 1.3")
@@ -120,15 +127,14 @@ pub(crate) fn trusting(pin: &[u8]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Accepts certificates of the authority with this digest, which sends its own along.
+/// Checks certificates as the trust says, and in any case that the other end has their keys.
 #[derive(Debug)]
-struct Pinned {
-    pin: Vec<u8>,
+struct Verifier {
+    trust: Trust,
     provider: Arc<rustls::crypto::CryptoProvider>,
-    schemes: Vec<SignatureScheme>,
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,
@@ -137,9 +143,9 @@ impl ServerCertVerifier for Pinned {
         response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let is_pinned = |other: &&CertificateDer<'_>| {
-            digest::digest(&digest::SHA256, other).as_ref() == self.pin
-        };
+        let Trust::Authority(pin) = &self.trust else { return Ok(ServerCertVerified::assertion()) };
+        let is_pinned =
+            |other: &&CertificateDer<'_>| digest::digest(&digest::SHA256, other).as_ref() == pin;
         let authority = others.iter().find(is_pinned);
         let authority = authority.ok_or(Error::from(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
@@ -171,6 +177,6 @@ impl ServerCertVerifier for Pinned {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes.clone()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

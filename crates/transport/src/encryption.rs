@@ -9,14 +9,9 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{
-    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, Error, ServerConfig,
-    ServerConnection, SignatureScheme,
-};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
-use crate::authority::server_name;
+use crate::authority::{Trust, connecting, server_name};
 use crate::token::BINDING;
 use crate::{Authority, TransportError};
 
@@ -40,15 +35,7 @@ impl Encryption {
     pub fn create() -> Result<Self, TransportError> {
         let mut accepts = Arc::unwrap_or_clone(Authority::create()?.listener()?);
         accepts.send_tls13_tickets = 0; // sessions are not resumed
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = AnyCertificate(provider.clone());
-        let connects = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("the provider has TLS 1.3")
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_no_client_auth();
-        Ok(Self { connects: Arc::new(connects), accepts: Arc::new(accepts) })
+        Ok(Self { connects: connecting(Trust::KeyAlone), accepts: Arc::new(accepts) })
     }
 
     /// Encrypts a connection that this end has opened; blocks until the session is made.
@@ -188,45 +175,5 @@ impl Write for EncryptedStream {
 
     fn flush(&mut self) -> io::Result<()> {
         self.send()
-    }
-}
-
-/// Accepts all certificates whose key the other end has; who it is, the proofs of the token say.
-#[derive(Debug)]
-struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("expected TLS 1.3".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

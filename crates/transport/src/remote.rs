@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::authority::{server_name, trusting};
+use crate::authority::{Trust, connecting, server_name};
 use crate::gateway::{read_line, request};
 use crate::identity::Users;
 use crate::stream::{BufferedStream, LONG, UNSENT, copy, prepared};
@@ -50,7 +50,7 @@ impl Remote {
     /// - `addresses`: host and port of its gateway; several with commas between them are tried at
     ///   once, and the first that proves to be the controller is used from then on.
     pub fn new(addresses: &str, token: Token) -> Self {
-        let connector = TlsConnector::from(trusting(token.pin()));
+        let connector = TlsConnector::from(connecting(Trust::Authority(token.pin().to_vec())));
         let addresses = addresses.split(',').map(|one| one.trim().to_owned()).collect();
         Self { addresses, answered: Arc::new(AtomicUsize::new(NONE)), token, connector }
     }

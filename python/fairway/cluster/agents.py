@@ -48,7 +48,7 @@ LINE_MAX = 1 << 18
 HEARTBEATS = 4
 """Heartbeats of an agent within its lease."""
 PART_BYTES = 1 << 17
-"""Bytes of an archive in a message, where they are half as long again."""
+"""Bytes of an archive in a message, where they take a third more."""
 OUTPUT_MAX = 1 << 14
 """Most characters of output in a message."""
 Text = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]

@@ -8,6 +8,7 @@ is exact; the ends of computations are noticed late on a machine that is busy.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -127,13 +128,16 @@ def _together(
     found: dict[int, list[list[tuple[int, list[Any]]]]], hosts: dict[int, HostRecords], count: int
 ) -> list[_Step]:
     """Returns the last ``count`` steps of all hosts."""
+    orders = {
+        host: sorted(record[8] for record in hosts[host].records if record[0] == "run")
+        for host in found
+    }
     steps: list[_Step] = []
     for back in range(count, 0, -1):
         floors: dict[int, int] = {}
         for host, host_steps in found.items():
-            first = host_steps[-back][0][1][8]
-            runs = [record[8] for record in hosts[host].records if record[0] == "run"]
-            floors[host] = max((order for order in runs if order < first), default=0)
+            before = bisect.bisect_left(orders[host], host_steps[-back][0][1][8])
+            floors[host] = orders[host][before - 1] if before else 0
         step = _Step(floors)
         for host, host_steps in found.items():
             for node, run in host_steps[-back]:
@@ -177,8 +181,9 @@ def _add_communication(
     for index, node in enumerate(nodes):
         for after in node.after:
             reads[after].append(index)
+    groups = communications(nodes)
     for number, step in enumerate(steps):
-        for group in communications(nodes):
+        for group in groups:
             first = nodes[group[0]]
             before = [(step, after) for after in first.after]
             before += [(steps[number - back], at) for at, back in first.carried if back <= number]

@@ -158,8 +158,7 @@ impl Peer {
 
     /// Connects by a channel to check that it reaches the peer.
     pub fn probe(&self, by: Channel, timeout: Duration) -> io::Result<()> {
-        let socket = Socket::connect_within(&self.endpoint(by).address, timeout)?;
-        self.greet(socket, timeout).map(drop)
+        self.try_address(&self.endpoint(by).address, timeout)
     }
 
     /// Connects to each address on another machine, or in another network, to check that it is
@@ -169,11 +168,14 @@ impl Peer {
     /// One is not; the text names it.
     pub fn reach(&self, timeout: Duration) -> io::Result<()> {
         let remote = |endpoint: &&Endpoint| !endpoint.address.starts_with("unix:");
-        for Endpoint { address, .. } in self.endpoints.iter().filter(remote) {
-            let greeted = self.greet(Socket::connect_within(address, timeout)?, timeout);
-            greeted.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
-        }
-        Ok(())
+        let mut remote = self.endpoints.iter().filter(remote);
+        remote.try_for_each(|endpoint| self.try_address(&endpoint.address, timeout))
+    }
+
+    fn try_address(&self, address: &str, timeout: Duration) -> io::Result<()> {
+        let socket = Socket::connect_within(address, timeout)?;
+        let greeted = self.greet(socket, timeout).map(drop);
+        greeted.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
     }
 
     fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
