@@ -42,9 +42,10 @@ class Server:
         from fairway import _native
         from fairway.cluster.serving import ServerSettings
 
-        islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
         self._server = _native.Server(
-            ServerSettings(islands, "127.0.0.1:0", [], Path(directory), TOKEN, timeout_s=3600.0)
+            ServerSettings(
+                [(hosts, 1)], "127.0.0.1:0", [], Path(directory), TOKEN, timeout_s=3600.0
+            )
         )
         return f"grpc://{self._server.address}"
 

@@ -213,7 +213,7 @@ def test_channels_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     table = '[[islands]]\nhosts = 2\ndevices = 1\nprefix = ["nice"]\nchannels = '
     path.write_text(table + '[{address = "10.0.0.1{rank}", rate = "2.5Gbit/s"}]')
     read = Settings.read(path).islands[0]
-    assert read.channels_of(1) == ["10.0.0.11"]
+    assert read.channels_of(1) == (("10.0.0.11", 2.5e9),)
     assert read.channels[0].rate_bps == 2.5e9
     for bad in ('[{address = "10.0.0.1{rank}"}]', "[1]", '[{adress = "1"}]', "7"):
         path.write_text(table + bad)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,7 +46,7 @@ SUMS = {"total": 64 * 63 / 2, "moved": 1 << 16}
 
 
 def joined(
-    islands: str = "2x2x1", address: str = "127.0.0.1", script: Path | None = None, **given: str
+    islands: str = "2x2x1", address: str = "127.0.0.1", script: Path | None = None, **given: Any
 ) -> Run:
     """A controller that waits for the hosts of these islands to join."""
     known = {"on": "agents", "gateway": f"{address}:0", "data_plane": "tcp", "timeout_s": 3.0}
@@ -73,8 +74,9 @@ def agents(
         yield found
 
 
-def run_script(run: Run) -> dict[str, float]:
-    return said(client(run, SCRIPT, 90).stdout, "sums")
+def run_script(run: Run, script: str = SCRIPT, mark: str = "sums") -> dict[str, float]:
+    """Returns what a client says."""
+    return said(client(run, script, 90).stdout, mark)
 
 
 def test_a_script_runs_on_hosts_that_join(own_runtime: Path) -> None:
@@ -347,7 +349,7 @@ def test_services_are_not_for_other_roles(own_runtime: Path, tmp_path: Path) -> 
     ("changes", "message"),
     [
         ({"data_plane": "unix"}, "'tcp' where hosts are on other machines"),
-        ({"capture": True}, "records stay on the hosts' machines"),
+        ({"capture": True, "on": "k8s:image"}, "not 'k8s' for a timeline or a capture"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:

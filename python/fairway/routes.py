@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fairway.analysis.topologies import read_routed
 from fairway.errors import RouteError
-from fairway.settings import parse_size
+from fairway.quantities import parse_size
 from fairway.studies.workloads.chip import TICKS_PER_CYCLE
 
 __all__ = ["Route", "Transfer", "route"]

@@ -13,23 +13,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairway.errors import ConfigError
+from fairway.quantities import parse_networks, parse_rate, parse_size
 
 __all__ = ["ChannelSettings", "IslandSettings", "Settings"]
 
 DEFAULT_ISLANDS = "2x1x4"
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
-SIZE_MAX = 2.0**62
-"""Largest size, in bytes."""
-UNITS = {
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
-}
-RATE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)bit/s")
-RATES_BPS = (1e6, 1e15)
-DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s)")
-UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
 """Placeholder for a host's rank in its island."""
 ENGINES = ("local", "agents", "ssh", "slurm", "ray", "k8s", "pods")
@@ -118,9 +106,9 @@ class IslandSettings:
         """Returns the address where a host listens for others."""
         return _of_rank(self.address, rank)
 
-    def channels_of(self, rank: int) -> list[str]:
-        """Returns a host's address on each of its channels."""
-        return [_of_rank(channel.address, rank) for channel in self.channels]
+    def channels_of(self, rank: int) -> tuple[tuple[str, float], ...]:
+        """Returns address and rate (bits per second) of each of a host's channels."""
+        return tuple((_of_rank(one.address, rank), one.rate_bps) for one in self.channels)
 
 
 def _parse_counts(text: str, form: str, example: str) -> tuple[int, ...]:
@@ -143,47 +131,6 @@ def _parse_counts(text: str, form: str, example: str) -> tuple[int, ...]:
 
 def _of_rank(text: str, rank: int) -> str:
     return text.replace(RANK, str(rank))
-
-
-def parse_size(name: str, text: str) -> int:
-    """Returns the bytes of a size such as ``"512MiB"`` or ``"80GB"``.
-
-    Raises:
-        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
-    """
-    found = SIZE.fullmatch(text)
-    size = float(found[1]) * UNITS[found[2]] if found else 0.0
-    if not 1 <= size <= SIZE_MAX:
-        shown = reprlib.repr(text)
-        raise ConfigError(f"{name} is {shown}; expected a size like '512MiB' or '80GB'")
-    return int(size)
-
-
-def parse_rate(name: str, text: object) -> float:
-    """Returns the bits per second of a rate such as ``"10Gbit/s"``.
-
-    Raises:
-        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
-    """
-    found = RATE.fullmatch(text) if isinstance(text, str) else None
-    rate = float(found[1]) * PREFIXES[found[2]] if found else 0.0
-    if not RATES_BPS[0] <= rate <= RATES_BPS[1]:
-        shown = reprlib.repr(text)
-        raise ConfigError(f"{name} is {shown}; expected 1Mbit/s to 1000Tbit/s, like '10Gbit/s'")
-    return rate
-
-
-def parse_duration(name: str, text: str) -> int:
-    """Returns the nanoseconds of a duration such as ``"50us"``, rounded.
-
-    Raises:
-        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
-    """
-    found = DURATION.fullmatch(text)
-    if found is None:
-        shown = reprlib.repr(text)
-        raise ConfigError(f"{name} is {shown}; expected a time such as '50us'")
-    return round(float(found[1]) * UNITS_NS[found[2]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +160,11 @@ class Settings:
         encryption: whether streams between hosts are encrypted (TLS 1.3). ``auto``: where hosts are
             on other machines; ``on``: those of this machine's addresses, too; ``off``: never. They
             are authenticated in any case.
+        channels: network paths between hosts on other machines, over which large transfers are
+            striped. ``auto``: one for each network on which all machines have an address of their
+            own, with the rate of its interfaces; or networks, such as
+            ``10.1.0.0/16=100Gbit/s,10.2.0.0/16``. Empty: each host uses one address. (Hosts of this
+            machine have the channels of their islands.)
         slice_index: give devices their island's number as ``slice_index``.
         private_network: give CPU islands of several hosts a network namespace of their own, where
             nothing else needs the machine's network: XLA's collectives accept any connection.
@@ -249,6 +201,7 @@ class Settings:
     timeout_s: float = 10.0
     data_plane: str = "unix"
     encryption: str = "auto"
+    channels: str = ""
     slice_index: bool = False
     private_network: bool = True
     launch_window: int = 256
@@ -281,6 +234,8 @@ class Settings:
         for holds, name, expected in (*self._rules(), *self._rules_of_other_machines()):
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+        if self.channels not in ("", "auto"):
+            parse_networks(self.channels)
         _ = self.device_memory_bytes, self.user_numbers
 
     def _rules(self) -> list[Rule]:
@@ -326,14 +281,19 @@ class Settings:
                 "'tcp' where hosts are on other machines",
             ),
             (
+                not (self.is_local and self.channels),
+                "channels",
+                "'' for hosts of this machine, whose islands have channels of their own",
+            ),
+            (
                 self.is_local or not any(one.prefix or one.channels for one in self.islands),
                 "on",
                 "'local' for islands with a prefix or channels, which are of this machine",
             ),
             (
-                self.is_local or not (self.timeline or self.capture),
+                not ((self.timeline or self.capture) and self.on.startswith(("k8s", "pods"))),
                 "on",
-                "'local' for a timeline or a capture, since records stay on the hosts' machines",
+                "not 'k8s' for a timeline or a capture, which would stay in the controller's pod",
             ),
         ]
 
@@ -522,14 +482,14 @@ def _check_island(number: int, island: IslandSettings) -> None:
                     f"islands: island {number}: {name} is {text!r}; expected a numeric address, in "
                     f"which {RANK} may stand for the host's number"
                 ) from None
-    addresses = [address for rank in range(island.hosts) for address in island.channels_of(rank)]
+    for channel in island.channels:
+        _ = channel.rate_bps
+    addresses = [address for rank in range(island.hosts) for address, _ in island.channels_of(rank)]
     if len(set(addresses)) < len(addresses):
         raise ConfigError(
             f"islands: island {number}: two channels of its hosts have one address; expected an "
             f"address of its own for each channel of each host ({RANK})"
         )
-    for channel in island.channels:
-        _ = channel.rate_bps
 
 
 def _check_counts(hosts: int, devices: int) -> None:

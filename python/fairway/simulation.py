@@ -23,10 +23,10 @@ from fairway.errors import ConfigError, RouteError
 from fairway.execution import ExecutionOptions
 from fairway.placement import NAMES
 from fairway.placement.simulating import is_step, simulate_step
+from fairway.quantities import parse_size
 from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing, save
 from fairway.report.timeline import write_events
-from fairway.settings import parse_size
 from fairway.studies.workloads import COLLECTIVES, WORKLOADS
 from fairway.studies.workloads.bert import BERT_LARGE, place_pipeline
 from fairway.studies.workloads.chip import CLOCK_HZ, TICKS_PER_CYCLE

@@ -25,7 +25,7 @@ from fairway.cluster.admin import (
 )
 from fairway.cluster.registry import carried_directory
 from fairway.errors import NotRunningError, SliceError
-from fairway.settings import parse_size
+from fairway.quantities import parse_size
 
 __all__ = ["Slice", "slice"]
 

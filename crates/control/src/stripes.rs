@@ -156,9 +156,11 @@ mod tests {
 
     /// Two islands with this number of hosts each, and one channel per host.
     fn lanes_of(hosts: u32, crossings: &[Crossing]) -> Vec<Vec<StripePath>> {
-        let channels = vec![BitsPerSecond(1e9)];
-        let spec = IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
-        lanes(&Cluster::new(&[spec.clone(), spec]), crossings).expect("it is worth while")
+        let mut cluster = Cluster::new(&[IslandSpec::new(hosts, 1); 2]);
+        for island in [IslandId(0), IslandId(1)] {
+            cluster.set_channels(island, vec![BitsPerSecond(1e9)]);
+        }
+        lanes(&cluster, crossings).expect("it is worth while")
     }
 
     /// Share of the total that each host of the first island sends on its channel.

@@ -7,14 +7,24 @@ use base::{BufferId, Bytes, ClientId, ExecutableId, HostId, InputId, Nanos, Stat
 use crate::{CommandTicket, Compiled, FunctionCode};
 
 record! { from hosts
+    /// A network path of a host to other islands, with capacity of its own.
+    pub struct HostChannel {
+        /// Where peers connect to it.
+        pub address: String,
+        /// Bandwidth in each direction, in bits per second.
+        pub rate: f64,
+    }
+}
+
+record! { from hosts
     /// The description that a host sends when it joins.
     pub struct HostInfo {
         /// Process id on its machine.
         pub process: u32,
         /// Data-plane address for hosts of its island, and for all peers if it has no channels.
         pub data_address: String,
-        /// Address of each of its channels onto the network between islands.
-        pub channels: Vec<String>,
+        /// Its channels onto the network between islands.
+        pub channels: Vec<HostChannel>,
         /// Version of the host's jaxlib.
         pub jaxlib: String,
         /// Platform that selects JAX's lowerings: `cpu`, `cuda`.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{BitsPerSecond, ClientId, DeviceId, HostId, IslandId};
+use base::{ClientId, DeviceId, HostId, IslandId};
 use control::{
     ClientOverview, Config, Controller, Dispatch, HostOverview, IslandOverview, Overview,
     PlanOverview, SliceRequest,
@@ -43,10 +43,11 @@ impl Server {
     /// Listens for clients at `listen`, from this process's user and `users`, and for hosts in
     /// `directory`.
     #[new]
-    fn new(py: Python<'_>, mut settings: ServerSettings) -> PyResult<Self> {
-        let specs: Vec<IslandSpec> = std::mem::take(&mut settings.islands)
-            .into_iter()
-            .map(|(hosts, devices, channels)| island(hosts, devices, channels))
+    fn new(py: Python<'_>, settings: ServerSettings) -> PyResult<Self> {
+        let specs: Vec<IslandSpec> = settings
+            .islands
+            .iter()
+            .map(|&(hosts, devices)| IslandSpec::new(hosts, devices))
             .collect();
         if specs.is_empty() || specs.iter().any(|s| s.hosts == 0 || s.devices_per_host == 0) {
             return Err(PyValueError::new_err("every island needs a host and a device"));
@@ -151,16 +152,11 @@ impl Server {
     }
 
     /// Adds an island whose hosts are to join; returns its number and those of its hosts.
-    fn add_island(
-        &self,
-        hosts: u32,
-        devices: u32,
-        channels: Vec<f64>,
-    ) -> PyResult<(u32, Vec<u32>)> {
+    fn add_island(&self, hosts: u32, devices: u32) -> PyResult<(u32, Vec<u32>)> {
         if hosts == 0 || devices == 0 {
             return Err(PyValueError::new_err("every island needs a host and a device"));
         }
-        let id = self.world.add_island(&island(hosts, devices, channels));
+        let id = self.world.add_island(&IslandSpec::new(hosts, devices));
         let hosts = self.world.inspect(|controller| {
             let island = controller.cluster().island(id).expect("it was just added");
             island.hosts.iter().map(|host| host.0).collect()
@@ -219,11 +215,6 @@ impl Server {
             self.world.data().close();
         });
     }
-}
-
-fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
-    let channels = channels.into_iter().map(BitsPerSecond).collect();
-    IslandSpec { channels, ..IslandSpec::new(hosts, devices) }
 }
 
 async fn open(
@@ -353,9 +344,8 @@ fn plan_entry(entry: &Bound<'_, PyDict>, plan: &PlanOverview) -> PyResult<()> {
 /// What the controller is started with; `fairway.cluster.serving.ServerSettings`.
 #[derive(FromPyObject)]
 pub(crate) struct ServerSettings {
-    /// Hosts, devices of each host and the rate of each channel of a host to other islands in bits per
-    /// second, by island.
-    islands: Vec<(u32, u32, Vec<f64>)>,
+    /// Hosts, and devices of each host, by island.
+    islands: Vec<(u32, u32)>,
     listen: String,
     users: Vec<u32>,
     directory: PathBuf,

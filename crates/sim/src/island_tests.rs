@@ -70,7 +70,7 @@ impl World {
             self.hosts[host.0 as usize] = Host { is_there: true, ..Host::default() };
             let devices = self.controller.cluster().devices();
             let devices = devices.filter(|device| device.host == host).count() as u32;
-            let info = modelled::host_info(host.0, devices, Some(1 << 20));
+            let info = modelled::host_info(host.0, devices, Some(1 << 20), 1);
             self.tell(Event::HostJoined { host, info });
         }
     }
@@ -447,12 +447,7 @@ impl User {
 
 /// Removes an island, whose slices are in use and migrate, and adds it again, `times` times.
 fn live_through(seed: u64, times: usize) {
-    // With known channels, so that large arrays are relayed by neighbouring hosts.
-    let channels = vec![base::BitsPerSecond(1e9)];
-    let islands = [(2, 2), (2, 1), (2, 2)].map(|(hosts, devices)| IslandSpec {
-        channels: channels.clone(),
-        ..IslandSpec::new(hosts, devices)
-    });
+    let islands = [(2, 2), (2, 1), (2, 2)].map(|(hosts, devices)| IslandSpec::new(hosts, devices));
     let mut world = World::new(&islands, seed);
     let mut user = User::new(&mut world);
     for turn in 0..times {

@@ -3,14 +3,26 @@
 use std::sync::Arc;
 
 use ir::{DType, Dims, Partition};
-use protocol::{Compiled, CompiledSharding, FunctionCode, HostInfo, HostReply, OutputSpec};
+use protocol::{
+    Compiled, CompiledSharding, FunctionCode, HostChannel, HostInfo, HostReply, OutputSpec,
+};
 
 /// Returns what a modelled host sends when it joins.
-pub(crate) fn host_info(process: u32, devices: u32, device_memory: Option<u64>) -> HostInfo {
+///
+/// # Arguments
+/// - `channels`: number of its channels, of 1 Gbit/s each. With some, large arrays are striped, and
+///   relayed by neighbouring hosts.
+pub(crate) fn host_info(
+    process: u32,
+    devices: u32,
+    device_memory: Option<u64>,
+    channels: u32,
+) -> HostInfo {
+    let channel = |number| HostChannel { address: format!("{process}/{number}"), rate: 1e9 };
     HostInfo {
         process,
         data_address: format!("modelled/{process}"),
-        channels: Vec::new(),
+        channels: (0..channels).map(channel).collect(),
         jaxlib: "modelled".to_owned(),
         platform: "modelled".to_owned(),
         platform_version: String::new(),

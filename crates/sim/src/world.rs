@@ -137,7 +137,7 @@ impl Simulation {
         let mut number = 0;
         for island in islands {
             for _ in 0..island.hosts {
-                let info = modelled::host_info(number, island.devices_per_host, None);
+                let info = modelled::host_info(number, island.devices_per_host, None, 0);
                 self.tell(Event::HostJoined { host: HostId(number), info });
                 number += 1;
             }

@@ -61,8 +61,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Creates a cluster from `specs`, numbering islands, hosts and devices in order. Device kinds and
-    /// memories are filled in by [`Cluster::describe`] when the host reports.
+    /// Creates a cluster from `specs`, numbering islands, hosts and devices in order. Device kinds,
+    /// memories and channels are filled in when hosts report ([`Cluster::describe`],
+    /// [`Cluster::set_channels`]).
     pub fn new(specs: &[IslandSpec]) -> Self {
         let mut cluster = Cluster::default();
         for spec in specs {
@@ -74,8 +75,8 @@ impl Cluster {
     /// Adds an island; it, its hosts and its devices get the next free numbers.
     pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
         let id = IslandId(self.islands.len() as u32);
-        let channels = spec.channels.clone();
-        let mut island = Island { id, hosts: Vec::new(), devices: Vec::new(), channels };
+        let mut island =
+            Island { id, hosts: Vec::new(), devices: Vec::new(), channels: Vec::new() };
         for rank in 0..spec.hosts {
             let host = HostId(self.hosts.len() as u32);
             self.hosts.push(Host { id: host, island: id, rank });
@@ -105,6 +106,14 @@ impl Cluster {
             device.kind = kind.clone();
             device.memories = memories.clone();
         }
+    }
+
+    /// Records the bandwidth of each channel of an island's hosts, which are alike.
+    ///
+    /// # Panics
+    /// Panics if there is no such island.
+    pub fn set_channels(&mut self, island: IslandId, rates: Vec<BitsPerSecond>) {
+        self.islands[island.0 as usize].channels = rates;
     }
 
     /// Returns all islands.

@@ -105,12 +105,10 @@ mod tests {
 
     fn cluster() -> Cluster {
         let rate = |gigabits| BitsPerSecond(gigabits * 1e9);
-        let spec = |hosts, channels| IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
-        Cluster::new(&[
-            spec(3, vec![rate(1.0), rate(0.5)]),
-            spec(2, vec![rate(1.0)]),
-            IslandSpec::new(1, 1),
-        ])
+        let mut cluster = Cluster::new(&[3, 2, 1].map(|hosts| IslandSpec::new(hosts, 1)));
+        cluster.set_channels(IslandId(0), vec![rate(1.0), rate(0.5)]);
+        cluster.set_channels(IslandId(1), vec![rate(1.0)]);
+        cluster
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Specification of islands: `2x1x4` is islands x hosts x devices per host.
 
-use base::BitsPerSecond;
 use thiserror::Error;
 
 /// Why a text does not specify islands.
@@ -18,20 +17,18 @@ pub enum FabricError {
 }
 
 /// Specification of an island.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IslandSpec {
     /// Host processes of the island.
     pub hosts: u32,
     /// Devices of each host.
     pub devices_per_host: u32,
-    /// Bandwidth of each channel of a host to other islands, in each direction; empty if unknown.
-    pub channels: Vec<BitsPerSecond>,
 }
 
 impl IslandSpec {
-    /// Creates an island whose channels are unknown.
+    /// Creates the specification of an island.
     pub fn new(hosts: u32, devices_per_host: u32) -> Self {
-        Self { hosts, devices_per_host, channels: Vec::new() }
+        Self { hosts, devices_per_host }
     }
 
     /// Parses `2x1x4`: two islands of one host with four devices each.

@@ -61,6 +61,15 @@ Nodes = Annotated[
         show_default=False,
     ),
 ]
+Channels = Annotated[
+    str | None,
+    typer.Option(
+        help="Networks over which large transfers between hosts on other machines are striped: "
+        "auto, for all that the machines have in common, or such as 10.1.0.0/16,10.2.0.0/16. "
+        "[default: one address of each host]",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class IslandOptions:
     config: Config = None
     on: On = None
     nodes: Nodes = None
+    channels: Channels = None
     timeline: Timeline = None
     plan: Plan = None
 
@@ -98,6 +108,7 @@ class IslandOptions:
             "gateway": gateway,
             "on": self.on,
             "nodes": self.nodes,
+            "channels": self.channels,
             "timeline": self.timeline,
             "plan": self.plan,
         }

@@ -14,7 +14,7 @@ from rich.table import Table
 from fairway.cli.consoles import PICTURES, check_output, note, results, working
 from fairway.cli.options import Json, Seed, grouped
 from fairway.interrupts import run_aside
-from fairway.settings import parse_duration
+from fairway.quantities import parse_duration
 
 if TYPE_CHECKING:
     from fairway.placement.jobs import Sharing

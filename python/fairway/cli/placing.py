@@ -17,7 +17,7 @@ from fairway.cli.options import Json, Seed, grouped
 from fairway.errors import PlacementError
 from fairway.interrupts import run_aside
 from fairway.placement import PATIENCE
-from fairway.settings import parse_duration, parse_size
+from fairway.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from fairway.placement.placing import ModelPlacement, PlacementRequest

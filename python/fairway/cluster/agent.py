@@ -35,15 +35,19 @@ from fairway.cluster.agents import (
     LineReader,
     ModulesPart,
     NeedModules,
+    NetworkInterface,
+    RecordsPart,
     StartHost,
     StopHost,
     ToAgent,
     Versions,
     send,
 )
+from fairway.cluster.interfaces import interfaces
 from fairway.cluster.launchers.local import LocalHosts
 from fairway.cluster.logs import Logs
 from fairway.cluster.modules import SIZE_MAX, ArchiveCache
+from fairway.cluster.records import Clock, RecordReader
 from fairway.cluster.registry import new_directory
 from fairway.errors import AgentError, ControllerLostError
 from fairway.host.__main__ import HostSettings
@@ -55,9 +59,25 @@ POLL_S = 0.2
 """Time between two looks at whether the host still runs, and what it has printed."""
 SEND_S = 10.0
 MESSAGES_AT_A_TIME = 8
-"""Most messages with output between two heartbeats."""
+"""Most messages with output or records between two heartbeats."""
+CLOCK_S = 0.5
+"""Time between two heartbeats where the controller's clock is needed."""
+RECORDED_S = 4.0
+"""Time that a host has to write its last records once its controller has ended."""
 GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables by which engines say which GPUs a process may use."""
+
+
+GPU_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")))
+"""One of them is there where a driver is loaded; the last in the Windows Subsystem for Linux."""
+
+
+def machine_interfaces() -> tuple[NetworkInterface, ...]:
+    """Returns the network interfaces of this machine."""
+    return tuple(
+        NetworkInterface(one.name, tuple(map(str, one.addresses))[:16], one.rate_bps)
+        for one in interfaces()[:64]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +145,11 @@ class Agent:
         self._connection = socket.socket(socket.AF_UNIX)
         self._reader = LineReader(self._connection, ToAgent)
         self._lease_s = float("inf")
-        self._renewed_s = self._beaten_s = time.monotonic()
+        self._renewed_s = time.monotonic()
+        self._beaten_s = float("-inf")
+        self._clock = Clock()
+        self._records: RecordReader | None = None
+        """Of the host, if it records what it does."""
         hello = AgentHello(
             platform.node(),
             options.address or here,
@@ -133,6 +157,8 @@ class Agent:
             Versions.here(),
             options.island,
             any(os.environ.get(name) for name in GPUS),
+            any(path.exists() for path in GPU_DRIVERS),
+            machine_interfaces(),
         )
         try:
             self._connection.connect(self._carry(SERVICE))
@@ -179,8 +205,8 @@ class Agent:
             match message:
                 case AgentAccepted(lease_s):
                     self._lease_s = lease_s
-                case LeaseRenewed():
-                    pass
+                case LeaseRenewed(sent_ns, there_ns):
+                    self._clock.add(sent_ns, there_ns, time.monotonic_ns())
                 case StartHost():
                     self._waiting = message
                     self._start_waiting()
@@ -192,6 +218,7 @@ class Agent:
                     raise AgentError(f"the controller at {self._address} refuses: {reason}")
                 case ControllerEnded():
                     self._note("the controller has ended")
+                    self._send_last_records()
                     return
                 case None:
                     raise ControllerLostError(
@@ -202,11 +229,14 @@ class Agent:
         # A controller that has ended is noticed by what is read next.
         with contextlib.suppress(OSError):
             now_s = time.monotonic()
-            if now_s - self._beaten_s > self._lease_s / HEARTBEATS:
+            every_s = self._lease_s / HEARTBEATS
+            if self._records is not None:
+                every_s = min(every_s, CLOCK_S)
+            if now_s - self._beaten_s > every_s:
                 self._beaten_s = now_s
-                self._send(AgentHeartbeat())
+                self._send(AgentHeartbeat(time.monotonic_ns()))
             for _ in range(MESSAGES_AT_A_TIME):
-                if not self._send_output():
+                if not (self._send_output() or self._send_records()):
                     break
             self._send_ending()
 
@@ -214,7 +244,7 @@ class Agent:
         """Sends how the host has ended, if it has."""
         if self._host is None or (how := self._hosts.ending(self._host)) is None:
             return
-        while self._send_output():
+        while self._send_output() or self._send_records():
             pass
         host, self._host = self._host, None
         self._note(f"host {host} has ended {how}")
@@ -243,6 +273,25 @@ class Agent:
         if lines and self._host is not None:
             self._send(HostOutput(self._host, "\n".join(lines)))
         return bool(lines)
+
+    def _send_records(self) -> bool:
+        """Sends some of what the host has recorded; returns whether there was any."""
+        ahead_ns = self._clock.ahead_ns
+        if self._records is None or self._host is None or ahead_ns is None:
+            return False
+        records = self._records.next(ahead_ns)
+        if records:
+            self._send(RecordsPart(self._host, records))
+        return bool(records)
+
+    def _send_last_records(self) -> None:
+        """Waits for the end of the host, which has lost its controller; sends what it recorded."""
+        if self._records is None:
+            return
+        self._hosts.wait(RECORDED_S)
+        with contextlib.suppress(OSError):
+            while self._send_records():
+                pass
 
     def _send(self, message: FromAgent) -> None:
         """Sends a message.
@@ -305,6 +354,10 @@ class Agent:
             coordinator = f"unix:{self._carry(Path(coordinator[5:]).stem)}"
         control = self._carry(Path(settings.control).stem)
         settings = dataclasses.replace(settings, control=control, coordinator=coordinator)
+        if settings.trace is not None:
+            path = self._directory / f"trace-{settings.host}-{time.monotonic_ns()}.jsonl"
+            settings = dataclasses.replace(settings, trace=str(path))
+            self._records = RecordReader(path)
         self._host = settings.host
         self._note(f"starting host {settings.host}, rank {settings.rank} of {settings.hosts}")
         self._hosts.start(settings)

@@ -8,6 +8,7 @@ lease ends, the agent ends its host, and the controller has taken that host for 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import platform
 import socket
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,8 @@ from typing import Annotated, Any
 import msgspec
 
 from fairway.errors import AgentError
+from fairway.host.trace import Record
+from fairway.quantities import RATES_BPS
 
 __all__ = [
     "HEARTBEATS",
@@ -34,6 +37,8 @@ __all__ = [
     "LineReader",
     "ModulesPart",
     "NeedModules",
+    "NetworkInterface",
+    "RecordsPart",
     "StartHost",
     "StopHost",
     "Versions",
@@ -91,6 +96,29 @@ class Versions(msgspec.Struct, frozen=True):
         return None
 
 
+class NetworkInterface(msgspec.Struct, frozen=True):
+    """A network interface of a machine.
+
+    Attributes:
+        name: such as ``eth0``.
+        addresses: with the length of the network's prefix, such as ``10.0.0.7/24``.
+        rate_bps: bits per second in each direction; None if its driver does not say.
+    """
+
+    name: Text
+    addresses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)]
+    rate_bps: Annotated[float, msgspec.Meta(ge=RATES_BPS[0], le=RATES_BPS[1])] | None
+
+    def __post_init__(self) -> None:
+        """Checks the addresses.
+
+        Raises:
+            ValueError: one is malformed.
+        """
+        for address in self.addresses:
+            ipaddress.ip_interface(address)
+
+
 class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
     """An agent is there, and waits for a host to run.
 
@@ -101,6 +129,8 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
         versions: of its Python environment.
         island: the island that it is for; None for any.
         selects_gpus: whether its environment names the GPUs that it may use.
+        has_gpu_driver: whether its machine has a driver for GPUs.
+        interfaces: of its machine.
     """
 
     machine: Text
@@ -109,10 +139,18 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
     versions: Versions
     island: Count | None = None
     selects_gpus: bool = False
+    has_gpu_driver: bool = False
+    interfaces: Annotated[tuple[NetworkInterface, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class AgentHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """An agent is still there; the answer is :class:`LeaseRenewed`."""
+    """An agent is still there; the answer is :class:`LeaseRenewed`.
+
+    Attributes:
+        sent_ns: by the agent's monotonic clock.
+    """
+
+    sent_ns: int = 0
 
 
 class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -141,6 +179,18 @@ class HostOutput(msgspec.Struct, frozen=True, tag="output"):
     text: Annotated[str, msgspec.Meta(max_length=OUTPUT_MAX)]
 
 
+class RecordsPart(msgspec.Struct, frozen=True, tag="records"):
+    """Computations and transfers of the host of an agent, by the controller's clock.
+
+    Attributes:
+        host: its number.
+        records: in the order in which they ended.
+    """
+
+    host: Count
+    records: tuple[Record, ...]
+
+
 class NeedModules(msgspec.Struct, frozen=True, tag="need"):
     """An agent wants a part of an archive; the answer is :class:`ModulesPart`.
 
@@ -164,7 +214,15 @@ class AgentAccepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
-    """The lease of an agent begins anew."""
+    """The lease of an agent begins anew.
+
+    Attributes:
+        sent_ns: that of the heartbeat.
+        there_ns: by the controller's monotonic clock.
+    """
+
+    sent_ns: int = 0
+    there_ns: int = 0
 
 
 class ControllerEnded(msgspec.Struct, frozen=True, tag="bye"):
@@ -220,7 +278,7 @@ class AgentRefused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-FromAgent = AgentHello | AgentHeartbeat | NeedModules | HostEnded | HostOutput
+FromAgent = AgentHello | AgentHeartbeat | NeedModules | HostEnded | HostOutput | RecordsPart
 ToAgent = (
     AgentAccepted
     | LeaseRenewed

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import selectors
+import sys
 import threading
 import time
 from collections import deque
@@ -73,6 +74,19 @@ class _Kept:
             self.characters -= len(self.records.popleft().text) + 1
 
 
+class _Rotated(RotatingFileHandler):
+    """Files of a limited size; what does not fit on their disk is left out, which is said once."""
+
+    failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not self.failed:
+            self.failed = True
+            error = sys.exception()
+            why = error.strerror if isinstance(error, OSError) else error
+            print(f"{self.baseFilename} is not complete: {why}", file=sys.stderr)
+
+
 class Logs:
     """The last lines of the controller, and of each host.
 
@@ -87,10 +101,10 @@ class Logs:
         self._lock = threading.Lock()
         self._last = 0
         self._kept: dict[tuple[int | None, int | None], _Kept] = {}
-        self._file: RotatingFileHandler | None = None
+        self._file: _Rotated | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = RotatingFileHandler(
+            self._file = _Rotated(
                 folder / FILE, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8"
             )
 
@@ -107,7 +121,6 @@ class Logs:
             self._kept.setdefault((island, host), _Kept()).add(record)
             if self._file is not None:
                 text = msgspec.json.encode(record).decode()
-                # A full disk ends no run; `logging` reports it on standard error.
                 entry = logging.LogRecord("fairway", logging.INFO, "", 0, text, None, None)
                 self._file.handle(entry)
 
@@ -138,7 +151,8 @@ class Logs:
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # the rest does not fit, which has been said
+                self._file.close()
 
 
 class Outputs:

@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fairway.settings import IslandSettings, Settings
+from fairway.settings import Settings
 
-__all__ = ["ServerSettings", "channel_rates"]
-
-
-def channel_rates(island: IslandSettings) -> list[float]:
-    """Returns the rate of each channel of an island's hosts, in bits per second."""
-    return [channel.rate_bps for channel in island.channels]
+__all__ = ["ServerSettings"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +16,7 @@ class ServerSettings:
     """What the controller is started with.
 
     Attributes:
-        islands: hosts, devices of each host, and the rate of each channel of a host to other
-            islands in bits per second.
+        islands: hosts, and devices of each host.
         listen: address for clients.
         users: other users of this machine who may be clients.
         directory: of the sockets for hosts.
@@ -36,7 +30,7 @@ class ServerSettings:
         encrypt: whether streams between hosts are encrypted.
     """
 
-    islands: list[tuple[int, int, list[float]]]
+    islands: list[tuple[int, int]]
     listen: str
     users: list[int]
     directory: Path
@@ -53,7 +47,7 @@ class ServerSettings:
     def of(cls, settings: Settings, directory: Path, token: str) -> Self:
         """Returns what the settings of a run say."""
         return cls(
-            [(island.hosts, island.devices, channel_rates(island)) for island in settings.islands],
+            [(island.hosts, island.devices) for island in settings.islands],
             settings.listen,
             settings.user_numbers,
             directory,

@@ -25,9 +25,9 @@ from fairway.cluster.logs import Logs
 from fairway.cluster.modules import ModuleArchive
 from fairway.cluster.registry import new_directory
 from fairway.cluster.reports import Reports
-from fairway.cluster.serving import ServerSettings, channel_rates
+from fairway.cluster.serving import ServerSettings
 from fairway.errors import ConfigError, IslandError, StartError
-from fairway.host.__main__ import HostSettings
+from fairway.host.__main__ import HostSettings, tcp_address
 from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
 
@@ -39,6 +39,8 @@ REPLACE_EVERY_S = 1.0
 REACHED_S = 15.0
 """Time within which hosts that are up have tried to reach each other."""
 PAIRS_SHOWN = 4
+RECORDED_S = 5.0
+"""Time that hosts have to write their last records, and machines to send them."""
 LOOK_S = 0.01
 """Time between two looks at hosts that start."""
 LOOKING_MAX = 0.05
@@ -52,15 +54,10 @@ def client_environment(target: str) -> dict[str, str]:
 
 def _team_channels(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
     """Returns the channels of all islands with the lowest rate of each; ``(0, None)`` if none."""
-    rates = [channel_rates(island) for island in islands]
+    rates = [[channel.rate_bps for channel in island.channels] for island in islands]
     if min(map(len, rates)) == 0:
         return ((0, None),)
     return tuple((number, min(of)) for number, of in enumerate(zip(*rates, strict=False), 1))
-
-
-def _by_tcp(address: str) -> str:
-    """Returns a data-plane address: any free port of a numeric address."""
-    return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
 
 
 class Run:
@@ -170,7 +167,16 @@ class Run:
         token = self._gateway.create_token("host", None)
         self._gateway.write_host_token(token)
         addresses, lease_s = self._gateway.addresses, self.settings.timeout_s
-        joining = Joining(addresses, token, lease_s, launcher, self._pack_modules())
+        joining = Joining(
+            addresses,
+            token,
+            lease_s,
+            launcher,
+            self._pack_modules(),
+            needs_gpus=self.settings.platform == "cuda",
+            channels=self.settings.channels,
+            hosts=sum(island.hosts for island in self.settings.islands),
+        )
         hosts = JoinedHosts(self.directory, joining, self._reports.add, self._logs)
         self._gateway.offer("control", "host", f"unix:{self.directory}/control.sock")
         self._gateway.offer(SERVICE, "host", f"unix:{hosts.path}")
@@ -252,7 +258,7 @@ class Run:
         try:
             self._server.close()
             # Hosts end when they lose their controller, and write their last records first.
-            self._hosts.close(grace_s=2.0 if recorded else 0.0)
+            self._hosts.close(grace_s=RECORDED_S if recorded else 0.0)
             if self._gateway is not None:
                 self._gateway.close()
             if recorded:
@@ -310,10 +316,9 @@ class Run:
         Raises:
             StartError: a host does not start.
         """
-        rates = channel_rates(island)
         try:
             with self._changing:
-                number, hosts = self._server.add_island(island.hosts, island.devices, rates)
+                number, hosts = self._server.add_island(island.hosts, island.devices)
                 self._start_island(number, island, hosts)
             # Without the lock: an island that waits for machines holds up no other.
             self._wait_for(hosts, self._check_open)
@@ -360,7 +365,7 @@ class Run:
         for rank, host in enumerate(hosts):
             self._places[host] = (number, rank)
             near = f"unix:{self.directory}/data-{self._starts}.sock"
-            far = _by_tcp(island.address_of(rank))
+            far = tcp_address(island.address_of(rank))
             data = {"unix": near, "tcp": far, "both": f"{near},{far}"}[settings.data_plane]
             self._hosts.start(
                 HostSettings(
@@ -374,7 +379,7 @@ class Run:
                     address=island.address_of(rank),
                     control=str(self.directory / "control.sock"),
                     data=data,
-                    channels=tuple(map(_by_tcp, island.channels_of(rank))),
+                    channels=island.channels_of(rank),
                     team_channels=_team_channels(settings.islands),
                     is_near=settings.data_plane == "unix",
                     encrypt=settings.encrypts,

@@ -31,7 +31,7 @@ from typing import Any
 from fairway.communication.steps import After, ChannelCost, Step, Task
 from fairway.communication.team import Collective
 from fairway.errors import ConfigError, StepError
-from fairway.settings import parse_duration, parse_rate
+from fairway.quantities import parse_duration, parse_rate
 
 __all__ = ["channels", "read_costs", "read_step", "write_costs"]
 

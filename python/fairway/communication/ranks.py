@@ -55,8 +55,7 @@ def hosts(settings: Settings) -> list[Host]:
     for island in settings.islands:
         for rank in range(island.hosts):
             channels: list[tuple[str, float | None]] = [
-                (_listening(address), channel.rate_bps)
-                for address, channel in zip(island.channels_of(rank), island.channels, strict=True)
+                (_listening(address), rate_bps) for address, rate_bps in island.channels_of(rank)
             ]
             plain: list[tuple[str, float | None]] = [(_listening(island.address_of(rank)), None)]
             found.append(Host(island.prefix_of(rank), channels or plain))

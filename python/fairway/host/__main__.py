@@ -15,6 +15,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairway._native import DataPlane
+    from fairway.host.backend import Backend
+    from fairway.host.messages import HostInfo
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -35,7 +41,8 @@ class HostSettings:
         address: where XLA's collectives listen for the island's other hosts.
         control: path of the controller's socket for hosts.
         data: address of its end of the data plane.
-        channels: addresses of its channels on the network between islands.
+        channels: its channels onto the network between islands: a numeric address of this machine,
+            and bits per second in each direction.
         team_channels: channels between hosts of several islands: the number of each, 0 if there are
             none, and its rate in bits per second, None if unknown.
         encrypt: whether streams to other hosts are encrypted.
@@ -66,7 +73,7 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
-    channels: tuple[str, ...] = ()
+    channels: tuple[tuple[str, float], ...] = ()
     team_channels: tuple[tuple[int, float | None], ...] = ((0, None),)
     encrypt: bool = False
     is_near: bool = False
@@ -77,6 +84,11 @@ class HostSettings:
     custom_calls: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
     island: int = 0
+
+
+def tcp_address(numeric: str) -> str:
+    """Returns the data-plane address of any free port of a numeric address."""
+    return f"tcp:[{numeric}]:0" if ":" in numeric else f"tcp:{numeric}:0"
 
 
 def die_with_parent() -> None:
@@ -102,6 +114,28 @@ def enter_namespaces(paths: Sequence[str]) -> None:
     # Entering a user namespace resets both for the process.
     libc.prctl(PR_SET_DUMPABLE, 1)
     die_with_parent()
+
+
+def described(settings: HostSettings, backend: Backend, plane: DataPlane) -> HostInfo:
+    """Returns what this host says of itself when it joins."""
+    from fairway.host import messages
+    from fairway.host.backend import JAXLIB_VERSION
+
+    return messages.HostInfo(
+        process=os.getpid(),
+        data_address=plane.address,
+        channels=[
+            messages.HostChannel(address, rate)
+            for address, (_, rate) in zip(plane.channels, settings.channels, strict=True)
+        ],
+        jaxlib=JAXLIB_VERSION,
+        platform=backend.platform,
+        platform_version=backend.version,
+        device_kind=backend.device_kind,
+        memories=backend.memory_kinds(),
+        devices=len(backend.local_devices),
+        device_memory=settings.device_memory or backend.device_memory() or None,
+    )
 
 
 def main() -> None:
@@ -138,24 +172,13 @@ def main() -> None:
         settings.first_device,
     )
     backend.warm_up()
+    listen = [tcp_address(address) for address, _ in settings.channels]
     plane = _native.DataPlane(
-        settings.host, settings.data, list(settings.channels), settings.token, settings.encrypt
+        settings.host, settings.data, listen, settings.token, settings.encrypt
     )
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(settings.control)
-    info = messages.HostInfo(
-        process=os.getpid(),
-        data_address=plane.address,
-        channels=plane.channels,
-        jaxlib=backends.JAXLIB_VERSION,
-        platform=backend.platform,
-        platform_version=backend.version,
-        device_kind=backend.device_kind,
-        memories=backend.memory_kinds(),
-        devices=len(backend.local_devices),
-        device_memory=settings.device_memory or backend.device_memory() or None,
-    )
-    hello = messages.Hello(settings.token, settings.host, info)
+    hello = messages.Hello(settings.token, settings.host, described(settings, backend, plane))
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
     allowed = AllowedModules(settings.input_modules, settings.input_path, backend.import_jax)

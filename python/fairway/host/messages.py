@@ -380,6 +380,18 @@ class UnreachablePeer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str
 
 
+class HostChannel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A network path of a host to other islands, with capacity of its own.
+
+    Attributes:
+        address: Where peers connect to it.
+        rate: Bandwidth in each direction, in bits per second.
+    """
+
+    address: str
+    rate: float
+
+
 class HostInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The description that a host sends when it joins.
 
@@ -387,7 +399,7 @@ class HostInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
         process: Process id on its machine.
         data_address: Data-plane address for hosts of its island, and for all peers if it has no
             channels.
-        channels: Address of each of its channels onto the network between islands.
+        channels: Its channels onto the network between islands.
         jaxlib: Version of the host's jaxlib.
         platform: Platform that selects JAX's lowerings: `cpu`, `cuda`.
         platform_version: Version text of the platform.
@@ -399,7 +411,7 @@ class HostInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     process: int
     data_address: str
-    channels: list[str]
+    channels: list[HostChannel]
     jaxlib: str
     platform: str
     platform_version: str

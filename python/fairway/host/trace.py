@@ -1,11 +1,8 @@
 """Trace of a host: records computations on each device and transfers on each channel.
 
 Times are of the machine's monotonic clock, which all hosts of one machine share. A record is one
-JSON array per line:
-
-- ``["run", start_ns, end_ns, dispatch_ns, devices, name, client, arrived_ns, order]``
-- ``["move", start_ns, end_ns, peer, bytes, "out" | "in", channel, tag, order]``
-- ``["compile", start_ns, end_ns, name, how]``
+JSON array per line, whose first element selects :class:`RunRecord`, :class:`MoveRecord` or
+:class:`CompileRecord`.
 
 The order is that in which the host took its commands to run and to send; it and the tag are 0 if
 unknown. Ends of runs are observed, so they can be late, and with them the start of the next run;
@@ -16,16 +13,72 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["Trace"]
+import msgspec
+
+__all__ = ["CompileRecord", "MoveRecord", "Record", "RunRecord", "Trace"]
 
 FLUSH_EVERY_S = 0.5
+LAST_S = 1.0
+"""Time within which the last computations have ended when a trace is closed."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    """A computation of some devices of the host."""
+
+    start_ns: int
+    end_ns: int
+    dispatch_ns: int
+    devices: tuple[int, ...]
+    name: str
+    client: int
+    arrived_ns: int
+    order: int
+
+    def moved(self, by_ns: int) -> RunRecord:
+        """Returns the same record by a clock that is ahead by ``by_ns``."""
+        start, end, arrived = self.start_ns + by_ns, self.end_ns + by_ns, self.arrived_ns + by_ns
+        return msgspec.structs.replace(self, start_ns=start, end_ns=end, arrived_ns=arrived)
+
+
+class MoveRecord(msgspec.Struct, frozen=True, array_like=True, tag="move"):
+    """A transfer to or from another host."""
+
+    start_ns: int
+    end_ns: int
+    peer: int
+    size: int
+    direction: Literal["out", "in"]
+    channel: int
+    tag: int
+    order: int
+
+    def moved(self, by_ns: int) -> MoveRecord:
+        """Returns the same record by a clock that is ahead by ``by_ns``."""
+        start, end = self.start_ns + by_ns, self.end_ns + by_ns
+        return msgspec.structs.replace(self, start_ns=start, end_ns=end)
+
+
+class CompileRecord(msgspec.Struct, frozen=True, array_like=True, tag="compile"):
+    """A compilation."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    how: str
+
+    def moved(self, by_ns: int) -> CompileRecord:
+        """Returns the same record by a clock that is ahead by ``by_ns``."""
+        start, end = self.start_ns + by_ns, self.end_ns + by_ns
+        return msgspec.structs.replace(self, start_ns=start, end_ns=end)
+
+
+Record = RunRecord | MoveRecord | CompileRecord
 
 
 class Trace:
@@ -36,14 +89,18 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")  # a previous process of this host may have written to it
+        self._failed = False
+        # A previous process of this host may have written to it. Without a buffer: what did not fit
+        # of one would be written at the end.
+        self._file = path.open("ab", buffering=0)
         self._runs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lines: list[str] = []
+        self._lines: list[bytes] = []
         self._lock = threading.Lock()
         # From the clock, so that a host that is started again continues the order of its file.
         self._orders = itertools.count(time.monotonic_ns())
         self._flushed = time.monotonic()
-        threading.Thread(target=self._follow, name="fairway-trace", daemon=True).start()
+        self._thread = threading.Thread(target=self._follow, name="fairway-trace", daemon=True)
+        self._thread.start()
 
     def next_order(self) -> int:
         """Returns the order of a command that the host takes now."""
@@ -74,7 +131,7 @@ class Trace:
         begun: tuple[int, int],
         peer: int,
         size: int,
-        direction: str,
+        direction: Literal["out", "in"],
         channel: int = 0,
         tag: int = 0,
     ) -> None:
@@ -90,37 +147,44 @@ class Trace:
         """
         begun_ns, order = begun
         ended_ns = time.monotonic_ns()
-        self._note(["move", begun_ns, ended_ns, peer, size, direction, channel, tag, order])
+        self._note(MoveRecord(begun_ns, ended_ns, peer, size, direction, channel, tag, order))
 
     def compiled(self, begun_ns: int, name: str, how: str) -> None:
         """Records a compilation that has just ended."""
-        self._note(["compile", begun_ns, time.monotonic_ns(), name, how])
+        self._note(CompileRecord(begun_ns, time.monotonic_ns(), name, how))
 
     def close(self) -> None:
-        """Writes the remaining records."""
+        """Writes the remaining records; of computations that have not ended soon, none."""
+        self._runs.put(None)
+        self._thread.join(LAST_S)
         with self._lock:
             self._write()
 
     def _follow(self) -> None:
         """Waits for the end of each run, in the order of launches."""
         ended = 0
-        while True:
-            token, (arrived, begun, handed), devices, name, (client, order) = self._runs.get()
+        while (launched := self._runs.get()) is not None:
+            token, (arrived, begun, handed), devices, name, (client, order) = launched
             with contextlib.suppress(Exception):  # the error is raised where the result is used
                 token.block_until_ready()
             start = max(begun, ended)
             ended = time.monotonic_ns()
             dispatch = handed - begun
-            self._note(["run", start, ended, dispatch, devices, name, client, arrived, order])
+            run = RunRecord(start, ended, dispatch, devices, name, client, arrived, order)
+            self._note(run)
 
-    def _note(self, record: list[Any]) -> None:
+    def _note(self, record: Record) -> None:
         with self._lock:
-            self._lines.append(json.dumps(record))
+            self._lines.append(msgspec.json.encode(record))
             if time.monotonic() - self._flushed > FLUSH_EVERY_S:
                 self._write()
 
     def _write(self) -> None:
-        self._file.write("".join(f"{line}\n" for line in self._lines))
-        self._file.flush()
+        if not self._failed:
+            try:
+                self._file.write(b"".join(line + b"\n" for line in self._lines))
+            except OSError as error:  # a full disk ends no computation
+                self._failed = True
+                print(f"records are lost from here on: {error.strerror}", flush=True)
         self._lines.clear()
         self._flushed = time.monotonic()

@@ -1,10 +1,20 @@
 //! Hosts that join, and what they report.
 
-use base::{HostId, IslandId};
-use protocol::{Command, HostInfo, PeerAddress, Report};
+use std::ops::RangeInclusive;
+
+use base::{BitsPerSecond, HostId, IslandId};
+use protocol::{Command, HostChannel, HostInfo, PeerAddress, Report};
 
 use super::Controller;
 use crate::submissions::Out;
+
+/// Bandwidth that a channel may have, in bits per second.
+const CHANNEL_RATES: RangeInclusive<f64> = 1e6..=1e15;
+
+/// Returns the bandwidth of each channel of a host.
+fn rates(info: &HostInfo) -> Vec<BitsPerSecond> {
+    info.channels.iter().map(|channel| BitsPerSecond(channel.rate)).collect()
+}
 
 impl Controller {
     /// Checks that a host matches its island: its hosts share compiled programs and run collectives
@@ -30,8 +40,21 @@ impl Controller {
             if theirs.platform != info.platform {
                 return Err(differs("platform", &info.platform, &theirs.platform));
             }
+            let (mine, their) = (rates(info), rates(theirs));
+            if mine != their {
+                return Err(differs("channels", &format!("{mine:?}"), &format!("{their:?}")));
+            }
         }
-        Ok(())
+        let odd = |channel: &&HostChannel| !CHANNEL_RATES.contains(&channel.rate);
+        match info.channels.iter().find(odd) {
+            Some(channel) => Err(format!(
+                "a channel has {} bit/s; expected {:e} to {:e}",
+                channel.rate,
+                CHANNEL_RATES.start(),
+                CHANNEL_RATES.end()
+            )),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn host_joined(&mut self, host: HostId, info: HostInfo) {
@@ -39,10 +62,11 @@ impl Controller {
             return self.host_lost(host, &difference);
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
+        let island = self.cluster.host(host).expect("the world lets known hosts in").island;
+        self.cluster.set_channels(island, rates(&info));
         let first_tag = self.next_tag();
         self.scheduler.join(host, info, first_tag);
         self.liveness.watch(host, self.now);
-        let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
         if self.scheduler.nobody_is_missing() {
             self.broadcast_peers();
@@ -64,8 +88,12 @@ impl Controller {
         for (host, home, own) in &there {
             let address = |(peer, island, info): &(HostId, IslandId, HostInfo)| {
                 let afar = island != home && !own.channels.is_empty() && !info.channels.is_empty();
-                let address =
-                    if afar { info.channels.join(",") } else { info.data_address.clone() };
+                let address = if afar {
+                    let addresses = info.channels.iter().map(|channel| channel.address.as_str());
+                    addresses.collect::<Vec<_>>().join(",")
+                } else {
+                    info.data_address.clone()
+                };
                 let first_tag = self.scheduler.host(*peer).first_tag;
                 PeerAddress { host: *peer, address, first_tag }
             };

@@ -20,7 +20,6 @@ impl Controller {
             let shape = (island.hosts.len(), island.devices.len());
             let state = self.island_state(island.id);
             shape == (spec.hosts as usize, devices)
-                && island.channels == spec.channels
                 && matches!(state, IslandState::Lost | IslandState::Removed)
         });
         if let Some(island) = again {

@@ -187,11 +187,13 @@ fn shards_without_elements_correspond_by_position() {
 
 /// Islands with this number of hosts, one device each, and channels of these rates in Gbit/s.
 fn with_channels(islands: &[(u32, &[f64])]) -> Cluster {
-    let specs = islands.iter().map(|(hosts, rates)| IslandSpec {
-        channels: rates.iter().map(|rate| BitsPerSecond(rate * 1e9)).collect(),
-        ..IslandSpec::new(*hosts, 1)
-    });
-    Cluster::new(&specs.collect::<Vec<_>>())
+    let specs = islands.iter().map(|(hosts, _)| IslandSpec::new(*hosts, 1));
+    let mut cluster = Cluster::new(&specs.collect::<Vec<_>>());
+    for (island, (_, rates)) in (0..).map(IslandId).zip(islands) {
+        let rates = rates.iter().map(|rate| BitsPerSecond(rate * 1e9)).collect();
+        cluster.set_channels(island, rates);
+    }
+    cluster
 }
 
 /// 4 MiB, with 16 bytes per element.

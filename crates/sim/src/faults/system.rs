@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BitsPerSecond, BufferId, ExecutableId, HostId, Nanos, Random};
+use base::{BufferId, ExecutableId, HostId, Nanos, Random};
 use control::{Config, Controller, Effect, Event};
 use protocol::{Command, Report};
 use topology::{Cluster, IslandSpec};
@@ -91,10 +91,9 @@ impl FaultySystem {
         }
     }
 
-    /// All islands are of this shape; with known channels, so that large arrays are striped and
-    /// relayed.
+    /// All islands are of this shape.
     pub fn island() -> IslandSpec {
-        IslandSpec { channels: vec![BitsPerSecond(1e9)], ..IslandSpec::new(HOSTS, 1) }
+        IslandSpec::new(HOSTS, 1)
     }
 
     /// Runs to the end, or to the first violation.

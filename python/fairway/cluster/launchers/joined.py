@@ -28,6 +28,7 @@ from fairway.cluster.agents import (
     LeaseRenewed,
     ModulesPart,
     NeedModules,
+    RecordsPart,
     StartHost,
     StopHost,
     ToAgent,
@@ -35,11 +36,13 @@ from fairway.cluster.agents import (
     encoded,
     read_message,
 )
+from fairway.cluster.channels import ChannelNetworks
 from fairway.cluster.launchers.launcher import AgentLauncher, AgentRequest
 from fairway.cluster.logs import Logs, printable
 from fairway.cluster.modules import ModuleArchive
 from fairway.errors import AgentError, StartError
-from fairway.host.__main__ import HostSettings
+from fairway.host.__main__ import HostSettings, tcp_address
+from fairway.host.trace import Record
 
 __all__ = ["JoinedHosts", "Joining"]
 
@@ -51,6 +54,8 @@ UNSENT_MAX = 1 << 20
 ORDERLY = "with status 0"
 """How a host ends whose connection the controller has closed."""
 CALL_S = 10.0
+RECORDS_MAX = 1 << 30
+"""Most bytes of the records of a host that are kept."""
 LEAVE_S = 2.0
 """Time that agents have to leave once they know that the controller ends."""
 
@@ -65,6 +70,9 @@ class Joining:
         lease_s: time without a heartbeat after which an agent is gone.
         launcher: starts agents; None where people do.
         modules: what is sent to machines in place of the folders of ``input_path``.
+        needs_gpus: whether hosts are for GPUs.
+        channels: the setting ``channels``.
+        hosts: number of those of the settings; with channels to agree on, all start together.
     """
 
     addresses: tuple[str, ...]
@@ -72,6 +80,9 @@ class Joining:
     lease_s: float
     launcher: AgentLauncher | None = None
     modules: tuple[ModuleArchive, ...] = ()
+    needs_gpus: bool = False
+    channels: str = ""
+    hosts: int = 0
 
     def request(self, settings: Sequence[HostSettings]) -> AgentRequest:
         """Returns the agents to start for hosts of one island."""
@@ -134,8 +145,11 @@ class JoinedHosts:
         """How a launched agent of an island ended before it had joined."""
         self._expected: dict[int, int] = {}
         """Agents of each island that were launched and have not joined yet."""
+        self._recorded: dict[int, int] = {}
+        """Bytes of the records of each host."""
         self._unexplained: set[int] = set()
         """Hosts that were lost before their agents said how they ended."""
+        self._channels = ChannelNetworks(joining.channels)
         self._decoder = msgspec.json.Decoder(FromAgent)
         self._versions = Versions.here()
         self._loop = asyncio.new_event_loop()
@@ -261,20 +275,24 @@ class JoinedHosts:
             self._soon(agent.send, StopHost(process_id))
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Ends all agents, and with them their hosts."""
+        """Ends all agents, and with them their hosts.
+
+        Args:
+            grace_s: more time that agents have to send the last records of their hosts.
+        """
         with self._lock:
             if self._closing:
                 return
             self._closing = True
         with contextlib.suppress(TimeoutError):
-            self._wait_for(self._end())
+            self._wait_for(self._end(grace_s))
         if self._launcher is not None:
             self._launcher.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_S)
         self._loop.close()
 
-    async def _end(self) -> None:
+    async def _end(self, grace_s: float) -> None:
         self._server.close()
         for agent in [*self._agents.values(), *self._idle]:
             agent.send(ControllerEnded())
@@ -282,7 +300,7 @@ class JoinedHosts:
         serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         if serving:
             # Agents that have read it leave; if the gateway closed before, they would join again.
-            await asyncio.wait(serving, timeout=LEAVE_S)
+            await asyncio.wait(serving, timeout=LEAVE_S + grace_s)
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
@@ -316,7 +334,7 @@ class JoinedHosts:
         if not isinstance(hello, AgentHello):
             return None
         agent = _Agent(writer, hello)
-        if remedy := hello.versions.remedy(self._versions):
+        if remedy := self._remedy(hello):
             self._note(f"an agent on {hello.machine} was refused: {remedy}")
             agent.send(AgentRefused(remedy))
             return None
@@ -330,6 +348,17 @@ class JoinedHosts:
         self._match()
         return agent
 
+    def _remedy(self, hello: AgentHello) -> str | None:
+        """Returns why an agent's machine does not fit, and what to do; None if it does."""
+        if remedy := hello.versions.remedy(self._versions):
+            return remedy
+        if self._joining.needs_gpus and not hello.has_gpu_driver:
+            return (
+                "it has no driver for NVIDIA GPUs; install it, or use --platform cpu for this "
+                "cluster"
+            )
+        return self._channels.missing(hello)
+
     async def _serve_admitted(self, agent: _Agent, reader: asyncio.StreamReader) -> None:
         why = "with its agent, whose connection ended"
         try:
@@ -337,8 +366,8 @@ class JoinedHosts:
                 async with asyncio.timeout(self._joining.lease_s):
                     message = await read_message(reader, self._decoder)
                 match message:
-                    case AgentHeartbeat():
-                        agent.send(LeaseRenewed())
+                    case AgentHeartbeat(sent_ns):
+                        agent.send(LeaseRenewed(sent_ns, time.monotonic_ns()))
                     case NeedModules(digest, offset) if digest in self._modules:
                         data = self._modules[digest]
                         part = data[offset : offset + PART_BYTES]
@@ -347,6 +376,8 @@ class JoinedHosts:
                         self._ended(agent, message)
                     case HostOutput(host, text) if host == agent.host:
                         self._logs.add(text, self._started[host].island, host)
+                    case RecordsPart(host, records) if host == agent.host:
+                        self._keep(self._started[host], records)
                     case None:
                         return
         except TimeoutError:
@@ -356,30 +387,58 @@ class JoinedHosts:
         finally:
             self._gone(agent, why)
 
+    def _keep(self, settings: HostSettings, records: tuple[Record, ...]) -> None:
+        """Keeps records where a host of this machine would have written them."""
+        if settings.trace is None:
+            return
+        kept = self._recorded.get(settings.host, 0)
+        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+        if kept <= RECORDS_MAX < kept + len(lines):
+            self._note(f"host {settings.host} has recorded too much; the rest is left out")
+        self._recorded[settings.host] = kept + len(lines)
+        if kept + len(lines) <= RECORDS_MAX:
+            try:
+                with Path(settings.trace).open("ab", buffering=0) as file:
+                    file.write(lines)
+            except OSError as error:
+                self._recorded[settings.host] = RECORDS_MAX + 1
+                self._note(f"records of host {settings.host} are lost: {error.strerror}")
+
     def _match(self) -> None:
         """Gives hosts that wait for an agent to agents that wait for a host."""
         with self._lock:
             if self._closing:
                 return
-            for host in sorted(self._wanted):
-                if not self._idle:
-                    return
-                settings = self._wanted[host]
-                fits = (one for one in self._idle if one.hello.island in (None, settings.island))
-                if (agent := next(fits, None)) is None:
-                    continue
-                del self._wanted[host]
+            pairs = self._pairs()
+            if not self._channels.are_agreed:
+                if len(pairs) < self._joining.hosts:
+                    return  # which networks all machines have is known once they are there
+                self._note(self._channels.agree([agent.hello for agent, _ in pairs]))
+            for agent, settings in pairs:
+                del self._wanted[settings.host]
                 self._idle.remove(agent)
-                agent.host, agent.ended = host, None
-                self._agents[host] = agent
-                self._started[host] = settings
+                agent.host, agent.ended = settings.host, None
+                self._agents[settings.host] = agent
+                self._started[settings.host] = settings
                 there = dataclasses.asdict(self._settings_on(agent, settings))
                 agent.send(StartHost(there, tuple(self._modules)))
 
+    def _pairs(self) -> list[tuple[_Agent, HostSettings]]:
+        """Returns an agent for each host that waits for one, as far as there are."""
+        idle, pairs = list(self._idle), []
+        for _, settings in sorted(self._wanted.items()):
+            if not idle:
+                break
+            fits = (one for one in idle if one.hello.island in (None, settings.island))
+            if (agent := next(fits, None)) is not None:
+                idle.remove(agent)
+                pairs.append((agent, settings))
+        return pairs
+
     def _settings_on(self, agent: _Agent, settings: HostSettings) -> HostSettings:
         """Returns the settings of a host on an agent's machine."""
-        address = agent.hello.address
-        numeric = f"[{address}]" if ":" in address else address
+        channels = self._channels.of(agent.hello)
+        numbered = tuple((number, rate) for number, (_, rate) in enumerate(channels, 1))
         first = 0
         if not agent.hello.selects_gpus:
             # Its first GPU comes after those of other hosts of that machine.
@@ -391,8 +450,10 @@ class JoinedHosts:
             first = sum(beside) - settings.devices
         return dataclasses.replace(
             settings,
-            address=address,
-            data=f"tcp:{numeric}:0",
+            address=agent.hello.address,
+            data=tcp_address(agent.hello.address),
+            channels=channels,
+            team_channels=numbered or settings.team_channels,
             first_device=first,
             input_path=(),  # the agent has its own
         )

@@ -171,12 +171,16 @@ class LocalHosts:
         if place == "unix":
             Path(path).unlink(missing_ok=True)
 
-    def close(self, grace_s: float = 0.0) -> None:
-        """Ends all hosts, after ``grace_s`` in which they may exit by themselves."""
-        deadline = time.monotonic() + grace_s
+    def wait(self, timeout_s: float) -> None:
+        """Waits until all hosts have ended by themselves."""
+        deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends all hosts, after ``grace_s`` in which they may exit by themselves."""
+        self.wait(grace_s)
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

@@ -172,7 +172,7 @@ impl FaultySystem {
         machine.process = Some(Process::new(machine.incarnation, now));
         (machine.to_host, machine.to_controller) = (now + takes, now + takes);
         let number = host.0 + 100 * machine.incarnation as u32;
-        let info = modelled::host_info(number, 1, None);
+        let info = modelled::host_info(number, 1, None, 1);
         self.submit(Event::HostJoined { host, info });
         let id = IslandId(island_of(host) as u32);
         if self.controller.island_state(id) == IslandState::Up {

@@ -1,0 +1,163 @@
+"""Channels of hosts on other machines: networks that are found, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import wires
+from conftest import received_bytes, until
+from test_joining import agents, joined, run_script
+
+from fairway.cluster.agents import AgentHello, NetworkInterface, Versions
+from fairway.cluster.channels import UNKNOWN_BPS, ChannelNetworks
+from fairway.cluster.interfaces import interfaces
+from fairway.cluster.supervisor import Run
+from fairway.errors import ConfigError
+from fairway.settings import Settings
+
+MOVE = """
+first, second = ([d for d in jax.devices() if d.island == i] for i in (0, 1))
+x = jax.device_put(np.arange(1 << 22, dtype="f4"), first[0])
+y = jax.device_put(x, second[0])
+say("moved", same=bool((np.asarray(y) == np.arange(1 << 22, dtype="f4")).all()))
+"""
+BYTES = 4 << 22
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[wires.Place]]:
+    """Two machines on two networks."""
+    if not wires.can_join():
+        pytest.skip("machines need root, ip and tc")
+    with wires.joined(2, (None, None)) as places:
+        yield places
+
+
+def inside(places: Sequence[wires.Place]) -> list[list[str]]:
+    """Returns prefixes of commands that run on machines."""
+    naming = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"')
+    return [["ip", "netns", "exec", name, *naming, name] for name in names(places)]
+
+
+def names(places: Sequence[wires.Place]) -> list[str]:
+    return [place.name.format(rank=0) for place in places]
+
+
+def subnets(places: Sequence[wires.Place]) -> list[str]:
+    return [address.rpartition(".")[0] for address in places[0].addresses]
+
+
+def received(places: Sequence[wires.Place]) -> list[list[int]]:
+    """Returns the bytes that each machine has received on each network."""
+    return [[received_bytes("-n", name, f"eth{n}") for n in (0, 1)] for name in names(places)]
+
+
+def moved(run: Run) -> bool:
+    return bool(run_script(run, MOVE, "moved")["same"])
+
+
+@pytest.mark.parametrize("wanted", ["auto", "said"])
+def test_transfers_are_striped_over_networks(
+    machines: list[wires.Place], own_runtime: None, wanted: str
+) -> None:
+    first, second = subnets(machines)
+    rates = f"{first}.0/24=1Gbit/s,{second}.0/24=3Gbit/s"
+    run = joined("2x1x4", f"{first}.254", channels="auto" if wanted == "auto" else rates)
+    with agents(run, *inside(machines)), run:
+        before = received(machines)
+        assert moved(run)
+        grown = [
+            [there - here for here, there in zip(*both, strict=True)]
+            for both in zip(before, received(machines), strict=True)
+        ]
+        said = [record.text for record in run.logs.read(0)]
+    share = [part / sum(grown[1]) for part in grown[1]]
+    wide = [0.5, 0.5] if wanted == "auto" else [0.25, 0.75]
+    assert sum(grown[1]) > BYTES, "it went from one machine to the other"
+    assert share == pytest.approx(wide, abs=0.1)
+    chosen = [line for line in said if line.startswith("channels: ")]
+    assert len(chosen) == 1
+    assert f"{first}.0/24" in chosen[0]
+    assert f"{second}.0/24" in chosen[0]
+
+
+def test_a_machine_that_lacks_a_network_is_refused(
+    machines: list[wires.Place], own_runtime: None
+) -> None:
+    first = subnets(machines)[0]
+    run = joined("2x1x1", f"{first}.254", channels=f"{first}.0/24,192.0.2.0/24")
+    try:
+        with agents(run, inside(machines)[0]) as (agent,):
+            assert agent.wait(30) == 1
+            assert agent.stderr is not None
+            said = agent.stderr.read()
+        assert "no address on 192.0.2.0/24" in said
+        refused = "an agent on .* was refused: it has no address on 192.0.2.0/24"
+        until(
+            lambda: any("192.0.2.0/24" in record.text for record in run.logs.read(0)), 10, refused
+        )
+    finally:
+        run.close()
+
+
+def hello(machine: str, *interfaces: tuple[str, float | None]) -> AgentHello:
+    """Returns an agent on a machine with interfaces of one address each."""
+    described = tuple(
+        NetworkInterface(f"eth{number}", (address,), rate)
+        for number, (address, rate) in enumerate(interfaces)
+    )
+    return AgentHello(machine, "10.0.0.1", 1, Versions("1", "3.11", "1"), interfaces=described)
+
+
+def test_networks_with_one_address_everywhere_are_no_channels() -> None:
+    """As bridges of container engines, pod networks with a part for each machine, and loopback."""
+    machines = [
+        hello("a", ("10.0.0.1/24", 1e9), ("172.17.0.1/16", None), ("10.244.1.1/24", None)),
+        hello("b", ("10.0.0.2/24", 2e9), ("172.17.0.1/16", None), ("10.244.2.1/24", None)),
+    ]
+    networks = ChannelNetworks("auto")
+    assert not networks.are_agreed
+    assert networks.agree([*machines, machines[0]]) == "channels: 10.0.0.0/24 (1 Gbit/s)"
+    assert networks.of(machines[1]) == (("10.0.0.2", 1e9),)
+    assert networks.missing(hello("c", ("10.0.1.3/24", None))) is not None
+    assert networks.missing(hello("c", ("10.0.0.3/24", None))) is None
+
+
+def test_machines_without_a_common_network_have_no_channels() -> None:
+    networks = ChannelNetworks("auto")
+    said = networks.agree([hello("a", ("10.0.0.1/24", None)), hello("b", ("10.0.1.1/24", None))])
+    assert "no network in common" in said
+    assert networks.are_agreed
+    assert networks.of(hello("a", ("10.0.0.1/24", None))) == ()
+
+
+def test_rates_that_no_driver_says_are_assumed() -> None:
+    networks = ChannelNetworks("10.0.0.0/16")
+    networks.agree([hello("a", ("10.0.0.1/24", None))])
+    assert networks.of(hello("b", ("10.0.7.1/24", 1e9))) == (("10.0.7.1", UNKNOWN_BPS),)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("all", "expected 'auto', or networks"),
+        ("10.1.0.1/16", "has host bits set"),
+        ("10.1.0.0/16,10.1.2.0/24", "is part of another"),
+        ("10.1.0.0/16=fast", "the rate of 10.1.0.0/16"),
+    ],
+)
+def test_networks_that_cannot_be_read_are_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Settings.parse("2x1x1", on="agents", data_plane="tcp", channels=text)
+
+
+def test_hosts_of_this_machine_have_channels_of_their_islands() -> None:
+    with pytest.raises(ConfigError, match="channels is 'auto'"):
+        Settings.parse("2x1x1", channels="auto")
+
+
+def test_interfaces_of_this_machine_have_networks(machines: list[wires.Place]) -> None:
+    found = {str(address) for one in interfaces() for address in one.addresses}
+    assert {f"{subnet}.254/24" for subnet in subnets(machines)} <= found
+    assert not any(address.startswith("127.") for address in found)
