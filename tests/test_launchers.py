@@ -140,6 +140,61 @@ def test_a_link_that_stays_down_loses_its_island_alone(by_ssh: Machines, way: st
         assert "host 0 of island 1 is lost (no answer for" in ended["lost"]
 
 
+COUNTS = """
+here, away = jax.devices()
+step = jax.jit(lambda x: x + 1)
+x, count, longest, lost = jax.device_put(jnp.zeros(1 << 16), here), 0, 0.0, None
+say("ready", at=0)
+end = time.monotonic() + SECONDS
+while time.monotonic() < end and lost is None:
+    began = time.monotonic()
+    try:
+        x = jax.device_put(step(jax.device_put(step(x), away)), here)
+        x.block_until_ready()
+        count += 2
+    except Exception as error:
+        lost = f"{type(error).__name__}: {error}"
+    longest = max(longest, time.monotonic() - began)
+    time.sleep(0.02)
+alone = float(step(jax.device_put(jnp.zeros(8), here)).sum())
+right = None if lost else bool((np.asarray(x) == count).all())
+say("ended", longest_s=longest, right=right, lost=lost, alone=alone)
+"""
+
+
+@pytest.mark.slow
+def test_links_that_are_down_for_3_and_for_30_seconds(by_ssh: Machines) -> None:
+    """With the timeout that is the default: nothing is lost, and a loss is named and mended."""
+    settings = on_machines(by_ssh, "2x1x1", by_ssh.names[:2]).replace(timeout_s=10.0)
+    name = by_ssh.names[1]
+    with Run(settings) as run:
+        with Background(run, COUNTS.replace("SECONDS", "15")) as script:
+            script.hear("ready")
+            time.sleep(1)
+            by_ssh.cut(name)
+            time.sleep(3)
+            by_ssh.cut(name, down=False)
+            ended = script.hear("ended", 60)
+        assert ended["right"], "no move was lost, or overtaken by another"
+        assert ended["longest_s"] > 2.5, "the link was down"
+        assert states(run) == ["up", "up"]
+        with Background(run, COUNTS.replace("SECONDS", "60")) as script:
+            script.hear("ready")
+            by_ssh.cut(name)
+            began = time.monotonic()
+            until(lambda: states(run) == ["up", "lost"], 30, "the island is lost")
+            took_s = time.monotonic() - began
+            ended = script.hear("ended", 60)
+            time.sleep(max(0.0, began + 30 - time.monotonic()))
+            by_ssh.cut(name, down=False)
+        assert took_s < 1.75 * settings.timeout_s
+        assert "host 0 of island 1 is lost (no answer for" in ended["lost"]
+        assert ended["alone"] == 8.0, "the other island computes on"
+        until(lambda: states(run) == ["up", "up"], 60, "the island is back")
+        assert said(client(run, SUM, 90).stdout, "sum") == {"of": 2.0}
+        print(f"measured lost after {took_s:.1f} s")
+
+
 @pytest.mark.parametrize(
     ("islands", "names", "says"),
     [

@@ -151,6 +151,10 @@ class Settings:
         gateway: ``ADDRESS:PORT`` where other machines connect, by TLS and with a token; needed for
             all but ``local`` hosts, for which any free port of all addresses is the default. Empty:
             no other machine can.
+        certificate: file with a certificate for the gateway, and last that of the authority that
+            signed it (PEM); None uses an authority of the controller's own. Tokens are valid as
+            long as that authority and the certificate's first DNS name, which may be any.
+        certificate_key: file with its private key (PEM).
         platform: ``cpu`` or ``cuda``. Hosts of one machine get its GPUs in order; hosts of an
             island with a prefix use the first GPUs that it exposes (``CUDA_VISIBLE_DEVICES``).
         timeout_s: watchdog deadline: a host without a heartbeat for this long is lost; other
@@ -197,6 +201,8 @@ class Settings:
     on: str = "local"
     nodes: int = 0
     gateway: str = ""
+    certificate: Path | None = None
+    certificate_key: Path | None = None
     platform: str = "cpu"
     timeout_s: float = 10.0
     data_plane: str = "unix"
@@ -274,6 +280,16 @@ class Settings:
                 not self.gateway or GATEWAY.fullmatch(self.gateway) is not None,
                 "gateway",
                 "ADDRESS:PORT of this machine, such as '10.0.0.1:7000' or '0.0.0.0:7000'",
+            ),
+            (
+                (self.certificate is None) == (self.certificate_key is None),
+                "certificate_key",
+                "a file where a certificate is given, and none elsewhere",
+            ),
+            (
+                self.certificate is None or bool(self.gateway and not self.is_in_kubernetes),
+                "certificate",
+                "none without a gateway, and for 'k8s', whose controller has no such file",
             ),
             (
                 self.is_local or self.data_plane == "tcp",
@@ -390,7 +406,7 @@ class Settings:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         islands = given.pop("islands", DEFAULT_ISLANDS)
         _check(path, given)
-        for name in ("timeline", "log_folder"):
+        for name in ("timeline", "log_folder", "certificate", "certificate_key"):
             if name in given:
                 given[name] = Path(given[name])
         for name in ("input_modules", "custom_calls", "allow_users"):
@@ -525,6 +541,8 @@ def _check(path: Path, given: dict[str, Any]) -> None:
     examples = {
         "timeline": "run.json",
         "log_folder": "logs",
+        "certificate": "controller.pem",
+        "certificate_key": "controller.key",
         "input_modules": ["package"],
         "input_path": ["folder"],
     }

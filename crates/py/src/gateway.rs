@@ -20,6 +20,7 @@ fn failed(error: TransportError) -> PyErr {
     let text = error.to_string();
     match error {
         TransportError::NotAToken(_) => PyValueError::new_err(text),
+        TransportError::GivenCertificate(_) => PyValueError::new_err(text),
         TransportError::Bind { .. } | TransportError::Certificate(_) => PyOSError::new_err(text),
         TransportError::Connect { .. } => PyConnectionError::new_err(text),
         TransportError::NotTheController { .. } | TransportError::Refused { .. } => {
@@ -95,18 +96,24 @@ impl PyGateway {
     /// Listens at a host and port.
     ///
     /// `refused` is called with a sentence on each refused connection. `authority` is what
-    /// [`Self::authority`] returned before; None makes a new one.
+    /// [`Self::authority`] returned before; None makes a new one. `certificate` is instead a chain of
+    /// certificates and a private key that the owner has from elsewhere.
     #[new]
-    #[pyo3(signature = (address, refused, authority=None))]
+    #[pyo3(signature = (address, refused, authority=None, certificate=None))]
     fn new(
         py: Python<'_>,
         address: &str,
         refused: Py<PyAny>,
         authority: Option<&str>,
+        certificate: Option<(String, String)>,
     ) -> PyResult<Self> {
         py.detach(|| {
             let runtime = runtime()?;
-            let authority = authority.map_or_else(Authority::create, Authority::from_pem);
+            let authority = match (certificate, authority) {
+                (Some((chain, key)), _) => Authority::given(&chain, &key),
+                (None, Some(kept)) => Authority::from_pem(kept),
+                (None, None) => Authority::create(),
+            };
             let authority = authority.map_err(failed)?;
             let tokens = Arc::new(Tokens::default());
             let report = move |refusal: Refusal| {
@@ -129,9 +136,9 @@ impl PyGateway {
         &self.address
     }
 
-    /// Certificate and private key of its authority, as text.
+    /// Certificate and private key of its own authority, as text; None where a certificate was given.
     #[getter]
-    fn authority(&self) -> String {
+    fn authority(&self) -> Option<String> {
         self.authority.to_pem()
     }
 

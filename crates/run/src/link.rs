@@ -9,20 +9,21 @@ use control::Event;
 use protocol::{HELLO_LIMIT, Hello, HostReply, REPORT_LIMIT, Report};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::world::{CommandQueue, World};
 use transport::identity::Users;
+use transport::{Decision, Strangers};
 
 /// Timeout for a new connection to authenticate.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of open connections that have not authenticated.
-const STRANGERS_LIMIT: usize = 256;
+/// Maximum number of open connections that have not authenticated; the oldest are evicted for others.
+/// All hosts of the largest cluster may come at once.
+const STRANGERS_MAX: usize = 2048;
 
 /// Accepts connections of hosts until the task is dropped.
 pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: String) {
     let users = Users::owner_and(&[]);
-    let strangers = Arc::new(Semaphore::new(STRANGERS_LIMIT));
+    let mut strangers = Strangers::new(STRANGERS_MAX);
     loop {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
         let stream = match accepted {
@@ -37,15 +38,17 @@ pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: Stri
             tracing::warn!(%error, "a connection for hosts was refused");
             continue;
         }
-        // Back-pressure: beyond the limit, connections wait in the kernel's backlog until others
-        // authenticate.
-        let stranger = strangers.clone().acquire_owned().await.expect("never closed");
-        let (world, token) = (world.clone(), token.clone());
-        tokio::spawn(async move {
-            if let Err(error) = serve_host(world, stream, &token, stranger).await {
+        for () in strangers.make_room() {
+            tracing::warn!("a connection for hosts was evicted by others before its hello");
+        }
+        let (world, token, decision) = (world.clone(), token.clone(), Decision::default());
+        let decided = decision.clone();
+        let task = tokio::spawn(async move {
+            if let Err(error) = serve_host(world, stream, &token, decided).await {
                 tracing::warn!(%error, "a connection for hosts was refused");
             }
         });
+        strangers.add((), task.abort_handle(), decision);
     }
 }
 
@@ -53,13 +56,15 @@ async fn serve_host(
     world: Arc<World>,
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     token: &str,
-    stranger: OwnedSemaphorePermit,
+    decision: Decision,
 ) -> io::Result<()> {
     let (mut input, output) = tokio::io::split(stream);
     let hello = tokio::time::timeout(HELLO_TIMEOUT, read_hello(&mut input, token))
         .await
         .map_err(|_| invalid("no hello in time"))??;
-    drop(stranger);
+    if !decision.decide() {
+        return Ok(()); // it was evicted
+    }
     let host = hello.host;
     let Some(outgoing) = world.open_outgoing(host) else {
         return Err(invalid(&format!("there is no host {host}")));

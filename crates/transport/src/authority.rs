@@ -23,12 +23,25 @@ const NAME: &str = "controller.fairway.internal";
 /// The end of a certificate's text.
 const END: &str = "-----END CERTIFICATE-----";
 
-/// A controller's own certificate authority.
+/// What a controller proves itself with: certificates of an authority that its peers know by tokens.
 pub struct Authority {
-    issuer: Issuer<'static, KeyPair>,
+    /// The authority's own.
     certificate: CertificateDer<'static>,
-    /// The same as text.
-    pem: String,
+    /// The name in the controller's certificate.
+    name: String,
+    source: Source,
+}
+
+/// Where a controller's certificate comes from.
+enum Source {
+    /// An authority of its own signs one at each start.
+    Own {
+        issuer: Issuer<'static, KeyPair>,
+        /// The authority's certificate as text.
+        pem: String,
+    },
+    /// The owner has it from elsewhere.
+    Given { chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static> },
 }
 
 impl Authority {
@@ -40,7 +53,50 @@ impl Authority {
         let key = KeyPair::generate().map_err(failed)?;
         let certificate = parameters().self_signed(&key).map_err(failed)?;
         let (pem, certificate) = (certificate.pem(), certificate.der().clone());
-        Ok(Self { issuer: Issuer::new(parameters(), key), certificate, pem })
+        Ok(Self::own(key, certificate, pem))
+    }
+
+    fn own(key: KeyPair, certificate: CertificateDer<'static>, pem: String) -> Self {
+        let source = Source::Own { issuer: Issuer::new(parameters(), key), pem };
+        Self { certificate, name: NAME.to_owned(), source }
+    }
+
+    /// Takes a certificate that was made elsewhere.
+    ///
+    /// # Arguments
+    /// - `chain`: the certificate, those between it and its authority, and that of the authority last
+    ///   (PEM). Tokens stay valid as long as the last one and the first name of the first one do.
+    /// - `key`: its private key (PEM).
+    ///
+    /// # Errors
+    /// A text is malformed, the certificate has no name, or is not valid now, or the last one has not
+    /// signed it.
+    pub fn given(chain: &str, key: &str) -> Result<Self, TransportError> {
+        let malformed = |error| {
+            TransportError::GivenCertificate(format!("the file of the certificate: {error}"))
+        };
+        let certificates: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
+        let chain = certificates.map_err(malformed)?;
+        let [leaf, others @ .., authority] = &chain[..] else {
+            let found = chain.len();
+            return Err(TransportError::GivenCertificate(format!(
+                "the file of the certificate has {found}; expected the controller's, and last that \
+                 of the authority that signed it"
+            )));
+        };
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
+            TransportError::GivenCertificate(format!("the file of the private key: {error}"))
+        })?;
+        let Some(name) = names(leaf)?.into_iter().next() else {
+            let nameless = "it has no DNS name; expected one, which may be any";
+            return Err(TransportError::GivenCertificate(nameless.to_owned()));
+        };
+        let provider = rustls::crypto::ring::default_provider();
+        signed_by(authority, leaf, others, &name, UnixTime::now(), &Arc::new(provider))
+            .map_err(|error| TransportError::GivenCertificate(error.to_string()))?;
+        let (name, certificate) = (name.to_str().into_owned(), authority.clone());
+        Ok(Self { certificate, name, source: Source::Given { chain, key } })
     }
 
     /// Restores one from what [`Self::to_pem`] returned.
@@ -55,29 +111,37 @@ impl Authority {
         let key = PrivatePkcs8KeyDer::from_pem_slice(text.as_bytes()).map_err(malformed)?;
         let key = KeyPair::try_from(&key).map_err(failed)?;
         let pem = text.split_inclusive(END).next().unwrap_or_default().to_owned() + "\n";
-        Ok(Self { issuer: Issuer::new(parameters(), key), certificate, pem })
+        Ok(Self::own(key, certificate, pem))
     }
 
-    /// Returns its certificate and private key as text (PEM), for a file of the owner alone.
-    pub fn to_pem(&self) -> String {
-        format!("{}{}", self.pem, self.issuer.key().serialize_pem())
+    /// Returns certificate and private key of a controller's own authority as text (PEM), for a file
+    /// of the owner alone; `None` where the certificate was given.
+    pub fn to_pem(&self) -> Option<String> {
+        match &self.source {
+            Source::Own { issuer, pem } => Some(format!("{pem}{}", issuer.key().serialize_pem())),
+            Source::Given { .. } => None,
+        }
     }
 
-    /// Returns the SHA-256 digest of its certificate.
-    pub(crate) fn pin(&self) -> [u8; digest::SHA256_OUTPUT_LEN] {
-        let digest = digest::digest(&digest::SHA256, &self.certificate);
-        digest.as_ref().try_into().expect("digests have this size")
+    /// Returns what peers know the controller by.
+    pub(crate) fn pin(&self) -> Pin {
+        pin(&self.certificate, &self.name)
     }
 
     /// Returns the configuration of a listener: TLS 1.3, with a certificate of this authority.
     pub(crate) fn listener(&self) -> Result<Arc<ServerConfig>, TransportError> {
-        let key = KeyPair::generate().map_err(failed)?;
-        let mut params = CertificateParams::new(vec![NAME.to_owned()]).map_err(failed)?;
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let leaf = params.signed_by(&key, &self.issuer).map_err(failed)?;
-        let chain = vec![leaf.der().clone(), self.certificate.clone()];
-        let key = PrivateKeyDer::try_from(key.serialize_der())
-            .map_err(|error| TransportError::Certificate(error.to_owned()))?;
+        let (chain, key) = match &self.source {
+            Source::Own { issuer, .. } => {
+                let key = KeyPair::generate().map_err(failed)?;
+                let mut params = CertificateParams::new(vec![NAME.to_owned()]).map_err(failed)?;
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+                let leaf = params.signed_by(&key, issuer).map_err(failed)?;
+                let key = PrivateKeyDer::try_from(key.serialize_der())
+                    .map_err(|error| TransportError::Certificate(error.to_owned()))?;
+                (vec![leaf.der().clone(), self.certificate.clone()], key)
+            }
+            Source::Given { chain, key } => (chain.clone(), key.clone_key()),
+        };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -100,6 +164,42 @@ fn failed(error: rcgen::Error) -> TransportError {
     TransportError::Certificate(error.to_string())
 }
 
+/// The digest (SHA-256) of an authority's certificate and of the name in those that it signs for a
+/// controller. An authority may sign for many others.
+pub(crate) type Pin = [u8; digest::SHA256_OUTPUT_LEN];
+
+fn pin(authority: &CertificateDer<'_>, name: &str) -> Pin {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(authority);
+    context.update(name.as_bytes());
+    context.finish().as_ref().try_into().expect("digests have this size")
+}
+
+/// Returns the names in a certificate.
+fn names(leaf: &CertificateDer<'_>) -> Result<Vec<ServerName<'static>>, TransportError> {
+    let malformed = |error| TransportError::GivenCertificate(format!("it is malformed: {error}"));
+    let parsed = webpki::EndEntityCert::try_from(leaf).map_err(malformed)?;
+    let names = parsed.valid_dns_names().map(str::to_owned);
+    Ok(names.filter_map(|name| ServerName::try_from(name).ok()).collect())
+}
+
+/// Checks that an authority has signed a certificate for a name, and that it is valid now.
+fn signed_by(
+    authority: &CertificateDer<'_>,
+    leaf: &CertificateDer<'_>,
+    between: &[CertificateDer<'_>],
+    name: &ServerName<'_>,
+    now: UnixTime,
+    provider: &Arc<rustls::crypto::CryptoProvider>,
+) -> Result<ServerCertVerified, Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone().into_owned())?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .map_err(|error| Error::General(error.to_string()))?;
+    verifier.verify_server_cert(leaf, between, name, &[], now)
+}
+
 /// Returns the name to ask for.
 pub(crate) fn server_name() -> ServerName<'static> {
     ServerName::try_from(NAME).expect("the name is one")
@@ -108,8 +208,8 @@ pub(crate) fn server_name() -> ServerName<'static> {
 /// Whom one that connects believes the other end to be, before anything is proved.
 #[derive(Debug)]
 pub(crate) enum Trust {
-    /// A controller whose authority has this digest, and sends its certificate along.
-    Authority(Vec<u8>),
+    /// A controller of this pin, which sends its authority's certificate along.
+    Authority(Pin),
     /// A peer that has the key of its certificate; proofs in the session say which one it is.
     KeyAlone,
 }
@@ -139,22 +239,21 @@ impl ServerCertVerifier for Verifier {
         &self,
         leaf: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        response: &[u8],
+        _: &ServerName<'_>,
+        _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let Trust::Authority(pin) = &self.trust else { return Ok(ServerCertVerified::assertion()) };
-        let is_pinned =
-            |other: &&CertificateDer<'_>| digest::digest(&digest::SHA256, other).as_ref() == pin;
-        let authority = others.iter().find(is_pinned);
-        let authority = authority.ok_or(Error::from(CertificateError::UnknownIssuer))?;
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.clone().into_owned())?;
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
-                .build()
-                .map_err(|error| Error::General(error.to_string()))?;
-        verifier.verify_server_cert(leaf, &[], name, response, now)
+        let Trust::Authority(known) = &self.trust else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        let names = names(leaf).map_err(|error| Error::General(error.to_string()))?;
+        let pairs = others.iter().flat_map(|other| names.iter().map(move |name| (other, name)));
+        let is_known = |(other, name): &(&CertificateDer<'_>, &ServerName<'_>)| {
+            pin(other, &name.to_str()) == *known
+        };
+        let (authority, name) =
+            pairs.into_iter().find(is_known).ok_or(Error::from(CertificateError::UnknownIssuer))?;
+        signed_by(authority, leaf, others, name, now, &self.provider)
     }
 
     fn verify_tls12_signature(

@@ -45,4 +45,7 @@ pub enum TransportError {
     /// A certificate cannot be made or read.
     #[error("cannot make a certificate: {0}")]
     Certificate(String),
+    /// A certificate that was given is of no use.
+    #[error("cannot use the certificate: {0}")]
+    GivenCertificate(String),
 }

@@ -1,11 +1,10 @@
 //! The controller's listener for other machines.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,7 +19,8 @@ use tokio_rustls::server::TlsStream;
 use crate::stream::{BufferedStream, SHORT, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{
-    Authority, PeerConnection, PeerRole, RemotePeer, StoredToken, TokenId, Tokens, TransportError,
+    Authority, Decision, PeerConnection, PeerRole, RemotePeer, StoredToken, Strangers, TokenId,
+    Tokens, TransportError,
 };
 
 /// Time within which a peer has proved its token.
@@ -30,6 +30,9 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const UNPROVED_MAX: usize = 2048;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
+/// Maximum number of connections of one token of a client, so that it leaves room for others. A
+/// client makes a few.
+const TOKEN_CONNECTIONS_MAX: usize = 512;
 /// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 256;
 /// The answer where a service is gone.
@@ -87,11 +90,21 @@ impl Shared {
         self.serving_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns how many connections of a token are served.
+    fn served(&self, token: TokenId) -> usize {
+        self.serving_by().get_mut(&token).map_or(0, |tasks| {
+            tasks.retain(|task| !task.is_finished());
+            tasks.len()
+        })
+    }
+
     /// Notes that the current task serves a token, so that it ends when the token is revoked.
     fn note_serving(&self, token: TokenId, task: AbortHandle) {
         let mut serving = self.serving_by();
         let tasks = serving.entry(token).or_default();
-        tasks.retain(|task| !task.is_finished());
+        if tasks.len() == tasks.capacity() {
+            tasks.retain(|task| !task.is_finished());
+        }
         tasks.push(task);
     }
 }
@@ -161,18 +174,10 @@ impl Drop for Gateway {
     }
 }
 
-/// A peer that has not proved a token yet.
-struct Unproved {
-    peer: SocketAddr,
-    task: AbortHandle,
-    /// Set by its task once it has proved one, or by the listener when it is evicted.
-    decided: Arc<AtomicBool>,
-}
-
 /// Accepts connections; all end when this future is dropped.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    let mut unproved: VecDeque<Unproved> = VecDeque::new();
+    let mut unproved: Strangers<SocketAddr> = Strangers::new(UNPROVED_MAX);
     // Evicted connections take their place until their task has been dropped, which may be later than
     // others come.
     let places = Arc::new(Semaphore::new(2 * UNPROVED_MAX));
@@ -181,12 +186,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
-                    evict_oldest(&mut unproved, &shared);
+                    for peer in unproved.make_room() {
+                        let reason = "evicted by many others before it had proved a token";
+                        (shared.refused)(Refusal { peer, reason: reason.to_owned() });
+                    }
                     let place = places.clone().acquire_owned().await.expect("it is never closed");
-                    let decided = Arc::new(AtomicBool::new(false));
-                    let serving = serve(stream, (peer, place), decided.clone(), shared.clone());
-                    let task = connections.spawn(serving);
-                    unproved.push_back(Unproved { peer, task, decided });
+                    let decision = Decision::default();
+                    let serving = serve(stream, (peer, place), decision.clone(), shared.clone());
+                    unproved.add(peer, connections.spawn(serving), decision);
                 }
                 // No file descriptors are left, for now.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -195,30 +202,16 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Closes the oldest connections without a proof, so that silent peers take no place of others.
-fn evict_oldest(unproved: &mut VecDeque<Unproved>, shared: &Shared) {
-    unproved.retain(|one| !one.decided.load(Ordering::Relaxed) && !one.task.is_finished());
-    while unproved.len() >= UNPROVED_MAX
-        && let Some(Unproved { peer, task, decided }) = unproved.pop_front()
-    {
-        if !decided.swap(true, Ordering::Relaxed) {
-            task.abort();
-            let reason = "evicted by many others before it had proved a token".to_owned();
-            (shared.refused)(Refusal { peer, reason });
-        }
-    }
-}
-
 async fn serve(
     stream: TcpStream,
     (peer, place): (SocketAddr, OwnedSemaphorePermit),
-    decided: Arc<AtomicBool>,
+    decision: Decision,
     shared: Arc<Shared>,
 ) {
     let refuse = |reason: String| (shared.refused)(Refusal { peer, reason });
     let proved = tokio::time::timeout(HANDSHAKE, prove(stream, &shared)).await;
     drop(place);
-    if decided.swap(true, Ordering::Relaxed) {
+    if !decision.decide() {
         return; // it was evicted
     }
     let (mut stream, Admitted { peer, service, expires }) = match proved {
@@ -230,6 +223,10 @@ async fn serve(
         let _ = answer(&mut stream, "refused too many connections\n").await;
         return refuse("too many connections".to_owned());
     };
+    if peer.role != PeerRole::Host && shared.served(peer.token) >= TOKEN_CONNECTIONS_MAX {
+        let _ = answer(&mut stream, "refused too many connections of one token\n").await;
+        return refuse(format!("too many connections of token {}", peer.token));
+    }
     let connection = tokio::spawn(carry(stream, peer, service));
     let _end = EndWith(connection.abort_handle());
     shared.note_serving(peer.token, connection.abort_handle());

@@ -16,6 +16,7 @@ mod gateway;
 pub mod identity;
 mod peers;
 mod remote;
+mod strangers;
 mod stream;
 mod token;
 
@@ -25,5 +26,6 @@ pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
 pub use peers::{PeerConnection, RemotePeer};
 pub use remote::{Carrier, Remote};
+pub use strangers::{Decision, Strangers};
 pub use stream::BufferedStream;
 pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};

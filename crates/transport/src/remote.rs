@@ -50,7 +50,7 @@ impl Remote {
     /// - `addresses`: host and port of its gateway; several with commas between them are tried at
     ///   once, and the first that proves to be the controller is used from then on.
     pub fn new(addresses: &str, token: Token) -> Self {
-        let connector = TlsConnector::from(connecting(Trust::Authority(token.pin().to_vec())));
+        let connector = TlsConnector::from(connecting(Trust::Authority(*token.pin())));
         let addresses = addresses.split(',').map(|one| one.trim().to_owned()).collect();
         Self { addresses, answered: Arc::new(AtomicUsize::new(NONE)), token, connector }
     }

@@ -10,6 +10,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 
 use crate::TransportError;
+use crate::authority::Pin;
 
 /// Size of what a TLS session exports for proofs, in bytes.
 pub(crate) const BINDING: usize = 32;
@@ -92,7 +93,7 @@ pub struct Token {
     role: PeerRole,
     id: TokenId,
     secret: [u8; SECRET],
-    pin: [u8; digest::SHA256_OUTPUT_LEN],
+    pin: Pin,
 }
 
 impl Token {
@@ -106,8 +107,8 @@ impl Token {
         self.id
     }
 
-    /// Returns the SHA-256 digest of the authority's certificate.
-    pub(crate) fn pin(&self) -> &[u8] {
+    /// Returns what its controller is known by.
+    pub(crate) fn pin(&self) -> &Pin {
         &self.pin
     }
 

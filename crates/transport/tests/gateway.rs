@@ -267,7 +267,7 @@ async fn tokens_outlive_their_controller() {
     let first = Controller::start("first").await;
     let token = first.token(PeerRole::Host);
     let [stored]: [StoredToken; 1] = first.tokens.all().try_into().ok().unwrap();
-    let again = Authority::from_pem(&first.authority.to_pem()).unwrap();
+    let again = Authority::from_pem(&first.authority.to_pem().unwrap()).unwrap();
     assert_eq!(again.to_pem(), first.authority.to_pem());
     let second = Controller::start_with("second", again).await;
     let reason = second.refusal(&token, "hosts").await;
@@ -276,7 +276,7 @@ async fn tokens_outlive_their_controller() {
     second.tokens.keep(StoredToken::restore(named, stored.grant, None, &stored.secret()).unwrap());
     let mut stream = second.remote(&token).connect("hosts").await.unwrap();
     assert_eq!(answer_to(&mut stream).await, Some(b'x'));
-    for text in ["", "-----BEGIN CERTIFICATE-----", &first.authority.to_pem()[..300]] {
+    for text in ["", "-----BEGIN CERTIFICATE-----", &first.authority.to_pem().unwrap()[..300]] {
         assert!(Authority::from_pem(text).is_err());
     }
 }
@@ -409,4 +409,29 @@ proptest! {
             prop_assert_eq!(token.to_string(), text.trim());
         }
     }
+}
+
+#[tokio::test]
+async fn connections_of_one_token_leave_room_for_others() {
+    let controller = Controller::start("many").await;
+    let (many, other) = (controller.token(PeerRole::Client), controller.token(PeerRole::Client));
+    let remote = controller.remote(&many);
+    let mut streams = Vec::new();
+    for _ in 0..512 {
+        streams.push(remote.connect("named").await.unwrap());
+    }
+    let error = remote.connect("named").await.map(drop).unwrap_err().to_string();
+    assert!(error.ends_with("refuses: too many connections of one token"), "{error}");
+    controller.has_noted(&format!("too many connections of token {}", many.id())).await;
+    controller.remote(&other).connect("named").await.unwrap();
+    streams.clear();
+    let mut admitted = remote.connect("named").await;
+    for _ in 0..200 {
+        if admitted.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        admitted = remote.connect("named").await;
+    }
+    admitted.unwrap();
 }

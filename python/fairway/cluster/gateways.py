@@ -34,10 +34,11 @@ class ControllerGateway:
         directory: of the run, for the file with the token of hosts.
         state: folder where the authority and tokens are kept; None keeps neither.
         reports: takes sentences on connections that are refused.
+        certificate: files of a certificate and its private key, instead of an authority of its own.
 
     Raises:
         OSError: the address cannot be listened at, or the folder cannot be written.
-        ConfigError: what is kept there cannot be read.
+        ConfigError: what is kept there, or the certificate, cannot be read or used.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ControllerGateway:
         directory: Path,
         state: Path | None,
         reports: Reports,
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self._state = state
         self._kept: set[str] = set()
@@ -53,7 +55,12 @@ class ControllerGateway:
         authority = _read(state / AUTHORITY) if state is not None else None
         self._refusals = Refusals(reports)
         self._saving = threading.Lock()
-        self._gateway = _native.Gateway(address, self._refusals.add, authority)
+        given = None if certificate is None else _given(certificate)
+        try:
+            self._gateway = _native.Gateway(address, self._refusals.add, authority, given)
+        except ValueError as error:
+            self._refusals.close()
+            raise ConfigError(f"{certificate and certificate[0]}: {error}") from None
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
         if state is not None:
@@ -61,7 +68,8 @@ class ControllerGateway:
 
     def _restore(self, state: Path) -> None:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(state / AUTHORITY, self._gateway.authority)
+        if (authority := self._gateway.authority) is not None:
+            _write(state / AUTHORITY, authority)
         try:
             for entry in json.loads(_read(state / TOKENS) or "[]"):
                 self._gateway.keep_token(entry)
@@ -146,6 +154,22 @@ class ControllerGateway:
         """Closes the listener and all of its connections."""
         self._gateway.close()
         self._refusals.close()
+
+
+def _given(files: tuple[Path, Path]) -> tuple[str, str]:
+    """Returns the texts of a certificate and its private key.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    texts = []
+    for path in files:
+        try:
+            texts.append(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"cannot read {path}: {why}") from None
+    return texts[0], texts[1]
 
 
 def _read(path: Path) -> str | None:

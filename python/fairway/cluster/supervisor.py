@@ -153,8 +153,13 @@ class Run:
         """
         if not self.settings.gateway:
             return None
+        settings = self.settings
         state = state_directory(self.cluster) if self.cluster is not None else None
-        return ControllerGateway(self.settings.gateway, self.directory, state, self._reports)
+        given = (settings.certificate, settings.certificate_key)
+        certificate = None if given[0] is None or given[1] is None else (given[0], given[1])
+        return ControllerGateway(
+            settings.gateway, self.directory, state, self._reports, certificate
+        )
 
     def _accept_agents(self) -> JoinedHosts:
         """Lets agents of other machines join; launches some where the settings say so.

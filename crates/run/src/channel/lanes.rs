@@ -99,21 +99,23 @@ impl Lanes {
     /// first of its lane. A later one is accepted by the lane itself, which says what it has read.
     ///
     /// # Errors
-    /// Too many lanes wait for their teams, or the connection has ended.
+    /// Too many lanes wait for their teams, the connection has ended, or it is a later one of a lane
+    /// whose team is not there: its first one was never accepted, or the team has ended.
     pub fn offer(&self, mut opened: Opened) -> io::Result<()> {
         let watch = self.watches.lock().get(&opened.lane.team).cloned();
         if let Some(watch) = watch {
             watch(opened);
             return Ok(());
         }
+        if opened.lane.epoch > 0 {
+            return Err(io::Error::other("a lane is opened again, but its team is not there"));
+        }
         let mut waiting = self.waiting.lock();
         if waiting.values().map(Vec::len).sum::<usize>() >= WAITING_MAX {
             return Err(io::Error::other("too many lanes wait for their teams"));
         }
-        if opened.lane.epoch == 0 {
-            let accepted = opened.lane.header(opened.from, opened.taken);
-            opened.socket.write_all(&accepted.encode())?;
-        }
+        let accepted = opened.lane.header(opened.from, opened.taken);
+        opened.socket.write_all(&accepted.encode())?;
         waiting.entry(opened.lane.team).or_default().push(opened);
         self.came.notify_all();
         Ok(())
@@ -146,5 +148,34 @@ impl Lanes {
     pub fn unwatch(&self, team: TransferTag) {
         self.watches.lock().remove(&team);
         self.waiting.lock().remove(&team);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket::ChannelListener;
+    use super::*;
+
+    fn connected() -> (Socket, Socket) {
+        let listener = ChannelListener::bind("tcp:127.0.0.1:0").unwrap();
+        let here = Socket::connect(&listener.address().unwrap()).unwrap();
+        (here, listener.accept().unwrap())
+    }
+
+    #[test]
+    fn a_lane_is_not_opened_again_where_its_team_is_not() {
+        let lanes = Lanes::default();
+        let team = TransferTag(7);
+        let offer = |epoch| {
+            let (here, socket) = connected();
+            let lane = LaneName { team, channel: 0, epoch, via: 0 };
+            (here, lanes.offer(Opened { lane, from: HostId(1), taken: 0, socket }))
+        };
+        let (_first, accepted) = offer(0);
+        accepted.unwrap();
+        let (_again, refused) = offer(1);
+        assert!(refused.unwrap_err().to_string().contains("its team is not there"));
+        assert_eq!(lanes.take(team, Duration::ZERO).unwrap().lane.epoch, 0);
+        assert!(lanes.take(team, Duration::ZERO).is_none());
     }
 }

@@ -62,11 +62,15 @@ impl Team<'_> {
                 continue;
             };
             let channel = names.iter().position(|(name, _)| *name == opened.lane.channel);
-            let rank = self.hosts.iter().position(|&host| host == opened.from);
+            let lower = &self.hosts[..self.rank as usize];
+            let rank = lower.iter().position(|&host| host == opened.from);
             let (Some(channel), Some(rank)) = (channel, rank) else {
-                tracing::warn!(host = %opened.from, "a host that is not of the team wants to join");
+                tracing::warn!(host = %opened.from, "a host that is not awaited wants to join");
                 continue;
             };
+            if opened.lane.channel == AGREEMENT && rank > 0 {
+                continue; // only the first rank agrees with all
+            }
             let lane = self.lane(opened.socket, rank as u32, names[channel].1)?;
             if lines[channel][rank].replace(lane).is_none() {
                 missing -= 1;

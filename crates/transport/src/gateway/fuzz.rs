@@ -28,7 +28,7 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
         serving: Semaphore::new(1),
         refused: Box::new(|_| {}),
     };
-    Known { shared, token, authority: authority.to_pem() }
+    Known { shared, token, authority: authority.to_pem().expect("it is its own") }
 });
 
 fn binding(seed: u64) -> [u8; BINDING] {
