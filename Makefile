@@ -26,7 +26,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 .PHONY: all build wheel docs reference protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
 	test-engines test-ssh test-ray demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations fuzz jax-tests \
-	versions shardy-tests clean
+	versions shardy-tests container clean
 
 all: build lint test
 
@@ -139,6 +139,12 @@ lint: build
 ## test-engines: hosts on a real Slurm (slurm-wlm, munge) and Ray, schemas of Kubernetes; as root
 test-engines: .cache/engines/.built
 	.cache/engines/bin/python -m pytest -q -rfs tests/test_engines.py tests/test_kubernetes.py
+
+# The root folder is kept, since making it takes longer than all steps.
+## container: the steps of deploy/Containerfile in a folder with Debian (debootstrap); as root
+container:
+	@test -n "$(wildcard dist/fairway-*.whl)" || { echo "run make wheel WHEELS=x86_64 first"; exit 2; }
+	python3 dev/container.py .cache/container
 
 # Programs, collectives, transfers and failures; what makes no sense there is marked `local`.
 ELSEWHERE := $(addprefix tests/test_,$(addsuffix .py,programs collectives exchanges clients failures \
