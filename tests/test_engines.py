@@ -72,6 +72,22 @@ except Exception as error:
     say("end", error=str(error))
 """
 """Computes on one device until that fails."""
+TWO_RUNS = f"""{PREAMBLE}
+import ray
+from fairway.cluster.supervisor import Run
+from fairway.settings import Settings
+settings = Settings.parse("1x1x1", on=f"ray:{{sys.argv[1]}}", data_plane="tcp")
+runs = [Run(settings), Run(settings)]
+for run in runs:
+    run.start()
+runs[0].close()
+runs[1].add_island(settings.islands[0])
+hosts = [host for island in runs[1].overview()["islands"] for host in island["hosts"]]
+say("hosts", lost=[bool(host["lost"]) for host in hosts])
+runs[1].close()
+say("ended", connected=ray.is_initialized())
+"""
+"""Starts two runs, ends the first, and goes on with the second."""
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +381,15 @@ def test_a_node_that_ray_loses_is_replaced(
         os.kill(live_runs()[0]["process"], signal.SIGTERM)
         up.end(30)
     measured("s until nothing is left", until(ray.is_clear, LEFT_S, "nothing is left"))
+
+
+def test_runs_of_one_process_share_its_connection_to_ray(untouched: Ray) -> None:
+    """The end of the one that has connected it takes nothing of the other along."""
+    with Program([*untouched.inside, sys.executable, "-c", TWO_RUNS, untouched.address]) as runs:
+        assert runs.hear("hosts", 120) == {"lost": [False, False]}
+        assert runs.hear("ended", 30) == {"connected": False}
+        assert runs.end(30) == 0, runs.text()
+    until(untouched.is_clear, LEFT_S, "nothing is left")
 
 
 def test_a_ray_that_does_not_answer_is_named(untouched: Ray, measured: Measured) -> None:

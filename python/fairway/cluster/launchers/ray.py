@@ -29,9 +29,6 @@ CONNECT_S = 10.0
 class RayLauncher:
     """Starts agents on a Ray cluster.
 
-    It disconnects this process from Ray at the end only if it has connected it: Ray's end would
-    take along the agents of other runs in this process, and whatever else it has in Ray.
-
     Args:
         address: of the cluster, as :func:`ray.init` takes it; empty for the one of this machine or
             of the Ray job that this process is part of.
@@ -51,16 +48,8 @@ class RayLauncher:
         self._lock = threading.Lock()
         self._waits: dict[Any, tuple[int, Any]] = {}
         """Island and actor of each agent, by the call that returns when the agent ends."""
-        self._connects = not ray.is_initialized()
         try:
-            if self._connects:
-                _check_listens(address)
-                ray.init(
-                    address or "auto",
-                    namespace="fairway",
-                    log_to_driver=False,
-                    logging_level="warning",
-                )
+            _CONNECTION.open(ray, address)
         except (OSError, RuntimeError, ValueError) as error:
             raise StartError(
                 f"no Ray cluster answers at {address or 'this machine'}: {error}; expected the "
@@ -111,8 +100,49 @@ class RayLauncher:
             self._ray.wait(list(waits), num_returns=len(waits), timeout=STOP_S)
         for _, actor in waits.values():
             self._ray.kill(actor)
-        if self._connects:
-            self._ray.shutdown()
+        _CONNECTION.close(self._ray)
+
+
+class _Connection:
+    """The connection of this process to Ray, which the launchers of its runs share.
+
+    It ends with the last of them: its end takes along all that the process has in Ray. One that the
+    process has made itself stays.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._launchers = 0
+        self._is_ours = False
+
+    def open(self, ray: Any, address: str) -> None:
+        """Connects this process for one more launcher, if it is not connected.
+
+        Raises:
+            OSError, RuntimeError, ValueError: no cluster answers.
+        """
+        with self._lock:
+            if not ray.is_initialized():
+                _check_listens(address)
+                ray.init(
+                    address or "auto",
+                    namespace="fairway",
+                    log_to_driver=False,
+                    logging_level="warning",
+                )
+                self._is_ours = True
+            self._launchers += 1
+
+    def close(self, ray: Any) -> None:
+        """Disconnects it after the last launcher."""
+        with self._lock:
+            self._launchers -= 1
+            if self._is_ours and self._launchers == 0:
+                self._is_ours = False
+                ray.shutdown()
+
+
+_CONNECTION = _Connection()
 
 
 class _AgentActor:
