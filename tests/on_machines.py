@@ -31,8 +31,15 @@ class WideRay(Ray):
 
 
 def environment() -> dict[str, str]:
-    """Variables of hosts, so that they run this code, and compile as quickly as others in tests."""
-    path = [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Variables of hosts, so that they run this code, and compile as quickly as others in tests.
+
+    They find the modules of ``benchmarks`` as if they were installed.
+    """
+    path = [
+        str(ROOT / "python"),
+        str(ROOT / "benchmarks"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
