@@ -357,9 +357,10 @@ impl DataPlane {
         own.is_some_and(|own| own.starts_with("unix:")) && hosts.iter().all(is_near)
     }
 
-    /// Whether this is a registered peer that has not been reported lost.
-    pub(crate) fn knows(&self, host: HostId) -> bool {
-        self.0.peers.read().contains_key(&host)
+    /// Whether the process that a peer was when this tag was assigned has been reported lost; another
+    /// one, which knows nothing of what the tag names, may have its place.
+    pub(crate) fn has_lost(&self, host: HostId, tag: TransferTag) -> bool {
+        self.0.never_comes(tag, host).is_some()
     }
 
     /// Whether a peer's machine refuses connections to all its addresses. A timeout does not count.

@@ -53,7 +53,10 @@ impl Team<'_> {
                         .iter()
                         .any(|line: &Vec<Option<ReliableStream>>| line[rank as usize].is_none())
                 });
-                if let Some(lost) = absent.clone().find(|&rank| self.is_lost(rank)) {
+                // Where any rank is lost, those that found out earlier have left, and never connect.
+                let lost = (0..ranks as u32).find(|&rank| self.has_lost(rank));
+                if let Some(lost) = lost.or_else(|| absent.clone().find(|&rank| self.is_lost(rank)))
+                {
                     return Err(self.absent(lost, LOST));
                 }
                 if left.is_zero() {
@@ -79,10 +82,14 @@ impl Team<'_> {
         Ok(lines)
     }
 
-    /// Whether a rank's host was reported lost, or refuses connections.
+    /// Whether a rank's host is lost, or refuses connections.
     fn is_lost(&self, rank: u32) -> bool {
-        let host = self.hosts[rank as usize];
-        !self.plane.knows(host) || self.plane.is_gone(host)
+        self.has_lost(rank) || self.plane.is_gone(self.hosts[rank as usize])
+    }
+
+    /// Whether the process that was this rank's host when the team was named was reported lost.
+    fn has_lost(&self, rank: u32) -> bool {
+        self.plane.has_lost(self.hosts[rank as usize], self.name)
     }
 
     /// Fails if this rank can open no more file descriptors. Such a rank can neither connect nor

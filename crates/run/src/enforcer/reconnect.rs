@@ -71,8 +71,8 @@ impl Reconnector {
     /// Reconnects a broken lane by any channel that reaches its rank, its own channel first.
     ///
     /// # Errors
-    /// No channel reaches the rank, or the retries are exhausted; the text is the reason of the first
-    /// failure.
+    /// The rank is lost, no channel reaches it, or the retries are exhausted; the text is the reason of
+    /// the first failure.
     pub fn mend(&self, lanes: &mut [Option<ReliableStream>], peer: u32) -> Result<(), String> {
         let Some(lane) = &lanes[peer as usize] else { return Ok(()) };
         let (since, pause) = match lane.attempts {
@@ -90,7 +90,7 @@ impl Reconnector {
         }
         let lane = lanes[peer as usize].as_mut().expect("it was there");
         let reason = lane.broken.clone().unwrap_or_default();
-        if lane.attempts >= ATTEMPTS_MAX {
+        if lane.attempts >= ATTEMPTS_MAX || self.has_lost(peer) {
             return Err(reason);
         }
         let own = self.own;
@@ -125,8 +125,15 @@ impl Reconnector {
         }
     }
 
+    /// Whether a rank is lost. A process that has its host's place would accept connections, and not
+    /// answer.
+    fn has_lost(&self, peer: u32) -> bool {
+        self.plane.has_lost(self.hosts[peer as usize], self.team)
+    }
+
     /// Probes whether the channel that a lane uses reaches its rank.
     pub fn leads_to(&self, lane: &ReliableStream) -> bool {
-        self.plane.probe(self.hosts[lane.peer as usize], lane.via, CONNECTING)
+        let host = self.hosts[lane.peer as usize];
+        !self.has_lost(lane.peer) && self.plane.probe(host, lane.via, CONNECTING)
     }
 }

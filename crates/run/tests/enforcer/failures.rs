@@ -108,6 +108,57 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
 }
 
 #[test]
+fn ranks_do_not_wait_for_one_that_left_because_another_was_lost() {
+    let planes = planes(3);
+    let hosts: Vec<HostId> = (0..3).map(HostId).collect();
+    let channels = [TeamChannel { channel: Channel(1), rate: None }];
+    let (name, rank) = (TransferTag(7), 2);
+    let team = Team {
+        plane: &planes[2],
+        name,
+        rank,
+        hosts: &hosts,
+        names: None,
+        channels: &channels,
+        timeout: LONG,
+        meeting: LONG,
+    };
+    // Rank 0 has left, and host 1 is back already: a process that knows nothing of the team.
+    assert!(planes[2].begins_at(HostId(1), TransferTag(8)));
+    let began = Instant::now();
+    assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 1, .. })));
+    assert!(began.elapsed() < Duration::from_secs(10), "it is known to be another process");
+}
+
+#[test]
+fn a_process_in_the_place_of_a_rank_is_not_waited_for() {
+    let planes = planes(2);
+    let cables = planes[1].channels().iter().map(|target| Cable::to(target)).collect::<Vec<_>>();
+    let addresses: Vec<String> = cables.iter().map(|cable| cable.address.clone()).collect();
+    planes[0].add_peer(HostId(1), &addresses.join(","));
+    let own = ["tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:0".to_owned()];
+    let next = DataPlane::listen(HostId(1), &own[0], &own, "secret", false).unwrap();
+    let done = Barrier::new(2);
+    as_ranks(&planes, 1, LONG, |rank, plane, enforcer| {
+        if rank == 0 {
+            plane.add_peer(HostId(1), &next.channels().join(","));
+            assert!(plane.begins_at(HostId(1), TransferTag(2)));
+            cables.iter().for_each(Cable::cut);
+            let began = Instant::now();
+            let collective = Collective::all_reduce(2, 5000).unwrap();
+            let script = Arc::new(RankSchedule::single(&collective, 0));
+            let step = enforcer.begin(&enforcer.prepare(script).unwrap(), 0).unwrap();
+            let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+            let error = enforcer.wait(ticket).unwrap_err();
+            assert!(matches!(error, EnforcerError::Lost { rank: 1, .. }), "{error}");
+            assert!(began.elapsed() < Duration::from_secs(10), "it is known to be lost");
+        }
+        done.wait();
+    });
+    next.close();
+}
+
+#[test]
 fn a_connection_that_is_refused_while_ranks_join_is_opened_again() {
     let planes = planes(2);
     let target = planes[1].channels();
