@@ -17,7 +17,10 @@ from test_admin import REQUESTS
 
 from fairway.cluster import admin, agents
 from fairway.cluster.agents import FromAgent, ToAgent, Versions, encoded
+from fairway.cluster.channels import ChannelNetworks
+from fairway.cluster.records import Clock
 from fairway.errors import AgentError
+from fairway.host.trace import CompileRecord, MoveRecord, RunRecord
 
 pytestmark = pytest.mark.fast
 
@@ -29,9 +32,21 @@ WORDS = (
     *(b'"type"', b'\\"', b"\\ud800", b"\xff", b"\x00", b"\x1b[2J", "ä".encode(), b"\n", b"x", b","),
 )
 """What damaged texts contain."""
+INTERFACES = (
+    agents.NetworkInterface("eth0", ("10.0.0.1/24", "fd00::1/64"), 1e10),
+    agents.NetworkInterface("docker0", ("172.17.0.1/16",), None),
+)
+RECORDS = (
+    RunRecord(1_000_000, 2_000_000, 300, (0, 1), "step", 1, 900_000, 17),
+    MoveRecord(2_000_000, 3_000_000, 1, 1 << 20, "out", 2, 40, 18),
+    CompileRecord(1, 900_000, "step", "compiled"),
+)
 FROM_AGENT = (
     agents.AgentHello("m", "10.0.0.1", 7, Versions("1", "3.12", "0.10.2"), 1, True),
+    agents.AgentHello("m", "10.0.0.1", 7, Versions("1", "3.12", "0.10.2"), interfaces=INTERFACES),
     agents.AgentHeartbeat(),
+    agents.AgentHeartbeat(123_456_789),
+    agents.RecordsPart(3, RECORDS),
     agents.NeedModules("0af9" * 16, 131_072),
     agents.HostEnded(3, "with status 1"),
     agents.HostOutput(3, "a line\nand one more\n"),
@@ -39,6 +54,7 @@ FROM_AGENT = (
 TO_AGENT = (
     agents.AgentAccepted(2.5),
     agents.LeaseRenewed(),
+    agents.LeaseRenewed(123_456_789, 987_654_321),
     agents.ControllerEnded(),
     agents.StartHost({"host": 1, "token": "t", "channels": ["tcp:1.2.3.4:5"]}),
     agents.StartHost({"host": 1}, ("0af9" * 16,)),
@@ -90,13 +106,20 @@ def sent(name: str, valid: Sequence[bytes], parse: Callable[[bytes], Any], refus
 
 
 def test_messages_of_agents() -> None:
-    decoder = msgspec.json.Decoder(FromAgent)
+    decoder, sound = msgspec.json.Decoder(FromAgent), FROM_AGENT[1]
+    assert isinstance(sound, agents.AgentHello)
 
     def parse(line: bytes) -> None:
         message = agents._decoded(decoder, line)
         assert agents._decoded(decoder, encoded(message)) == message
         if isinstance(message, agents.AgentHello):
             message.versions.remedy(Versions.here())
+            networks = ChannelNetworks("auto")
+            networks.agree([message, sound])
+            networks.of(message)
+        if isinstance(message, agents.RecordsPart):
+            for record in message.records:
+                msgspec.json.encode(record.moved(-(1 << 61)))
 
     sent("agents", [encoded(one) for one in FROM_AGENT], parse, AgentError)
 
@@ -104,7 +127,14 @@ def test_messages_of_agents() -> None:
 def test_messages_to_agents() -> None:
     decoder = msgspec.json.Decoder(ToAgent)
     lines = [encoded(one) for one in TO_AGENT]
-    sent("controller", lines, lambda line: agents._decoded(decoder, line), AgentError)
+    clock = Clock()
+
+    def parse(line: bytes) -> None:
+        message = agents._decoded(decoder, line)
+        if isinstance(message, agents.LeaseRenewed):
+            clock.add(message.sent_ns, message.there_ns, 200_000_000)
+
+    sent("controller", lines, parse, AgentError)
 
 
 def test_requests_to_the_admin_socket() -> None:

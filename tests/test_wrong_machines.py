@@ -99,7 +99,8 @@ def test_timelines_of_machines_are_by_one_clock(own_runtime: Path, tmp_path: Pat
     assert len(moves["out"]) == len(moves["in"]) == 40
     for tag, (_, received) in moves["in"].items():
         sent, _ = moves["out"][tag]
-        assert received > sent - NS // 100, "what is received was sent before"
+        # By the estimate's error, half a round trip, which is long where all processors are busy.
+        assert received > sent - NS // 20, "what is received was sent before"
 
 
 def _moves(records: dict[int, list[list[object]]], way: str) -> dict[int, tuple[int, int]]:
@@ -119,7 +120,7 @@ def test_the_quickest_answer_says_the_clock() -> None:
     clock.add(2000, 1000 + 2005, 2010)
     clock.add(3000, 1000 + 3005 - 300, 4000)
     assert clock.ahead_ns == 1000
-    for at in range(10_000, 20_000, 500):
+    for at in range(10_000, 30_000, 500):
         clock.add(at, 7000 + at + 50, at + 100)
     assert clock.ahead_ns == 7000, "clocks drift, so old answers do not count"
 

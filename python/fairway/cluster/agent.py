@@ -60,7 +60,7 @@ POLL_S = 0.2
 SEND_S = 10.0
 MESSAGES_AT_A_TIME = 8
 """Most messages with output or records between two heartbeats."""
-CLOCK_S = 0.5
+CLOCK_S = 0.25
 """Time between two heartbeats where the controller's clock is needed."""
 RECORDED_S = 4.0
 """Time that a host has to write its last records once its controller has ended."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fairway.errors import AgentError
-from fairway.host.trace import Record
+from fairway.host.trace import Nanoseconds, Record
 from fairway.quantities import RATES_BPS
 
 __all__ = [
@@ -150,7 +150,7 @@ class AgentHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
         sent_ns: by the agent's monotonic clock.
     """
 
-    sent_ns: int = 0
+    sent_ns: Nanoseconds = 0
 
 
 class HostEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -221,8 +221,8 @@ class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
         there_ns: by the controller's monotonic clock.
     """
 
-    sent_ns: int = 0
-    there_ns: int = 0
+    sent_ns: Nanoseconds = 0
+    there_ns: Nanoseconds = 0
 
 
 class ControllerEnded(msgspec.Struct, frozen=True, tag="bye"):

@@ -24,9 +24,8 @@ how rates compare matters much."""
 
 @dataclass(frozen=True)
 class _Found:
-    """An address of a machine on a network, and the rate of its interface if that is known."""
+    """An address of a machine, and the rate of its interface if that is known."""
 
-    machine: str
     address: Address
     rate_bps: float | None
 
@@ -86,7 +85,7 @@ class ChannelNetworks:
 
 def _addresses(machines: Iterable[AgentHello]) -> list[_Found]:
     return [
-        _Found(machine.machine, ipaddress.ip_interface(address), interface.rate_bps)
+        _Found(ipaddress.ip_interface(address), interface.rate_bps)
         for machine in machines
         for interface in machine.interfaces
         for address in interface.addresses
@@ -100,13 +99,19 @@ def _on(network: Network, machines: Iterable[AgentHello]) -> list[_Found]:
 def _shared(machines: Sequence[AgentHello]) -> list[Network]:
     """Returns the networks on which each machine has an address that no other one has.
 
-    A container bridge has one network everywhere, with the same address on all machines.
+    A container bridge has one network everywhere, with the same address on all machines. Machines
+    are told apart by all of their addresses; several agents may be on one.
     """
-    names = {machine.machine for machine in machines}
     shared = []
-    for network in sorted({one.address.network for one in _addresses(machines)}, key=str):
-        on = {(one.address.ip, one.machine) for one in _on(network, machines)}
-        is_path = network.num_addresses > 1 and {machine for _, machine in on} == names
-        if is_path and len({ip for ip, _ in on}) == len(on):
+    networks = {found.address.network for found in _addresses(machines)}
+    for network in sorted(networks, key=lambda one: (one.version, one)):
+        on = [_on(network, [machine]) for machine in machines]
+        if network.num_addresses == 1 or not all(on):
+            continue
+        owners = {
+            (found[0].address.ip, machine.machine, machine.interfaces)
+            for found, machine in zip(on, machines, strict=True)
+        }
+        if len({address for address, *_ in owners}) == len(owners):
             shared.append(network)
     return shared

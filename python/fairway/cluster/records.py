@@ -13,7 +13,7 @@ __all__ = ["Clock", "RecordReader"]
 
 PART_BYTES = 1 << 16
 """Most bytes of records that are read at a time."""
-SAMPLES = 16
+SAMPLES = 32
 """Answers of the controller that its clock is estimated from: those of the last seconds, since
 clocks drift."""
 

@@ -17,28 +17,34 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = ["CompileRecord", "MoveRecord", "Record", "RunRecord", "Trace"]
+__all__ = ["CompileRecord", "MoveRecord", "Nanoseconds", "Record", "RunRecord", "Trace"]
 
 FLUSH_EVERY_S = 0.5
 LAST_S = 1.0
 """Time within which the last computations have ended when a trace is closed."""
 
 
+# Hosts of other machines send them, so they are bounded.
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+NAME_MAX = 1 << 12
+
+
 class RunRecord(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     """A computation of some devices of the host."""
 
-    start_ns: int
-    end_ns: int
-    dispatch_ns: int
-    devices: tuple[int, ...]
-    name: str
-    client: int
-    arrived_ns: int
-    order: int
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    dispatch_ns: Nanoseconds
+    devices: tuple[Number, ...]
+    name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
+    client: Number
+    arrived_ns: Nanoseconds
+    order: Number
 
     def moved(self, by_ns: int) -> RunRecord:
         """Returns the same record by a clock that is ahead by ``by_ns``."""
@@ -49,14 +55,14 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 class MoveRecord(msgspec.Struct, frozen=True, array_like=True, tag="move"):
     """A transfer to or from another host."""
 
-    start_ns: int
-    end_ns: int
-    peer: int
-    size: int
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    peer: Number
+    size: Number
     direction: Literal["out", "in"]
-    channel: int
-    tag: int
-    order: int
+    channel: Number
+    tag: Number
+    order: Number
 
     def moved(self, by_ns: int) -> MoveRecord:
         """Returns the same record by a clock that is ahead by ``by_ns``."""
@@ -67,10 +73,10 @@ class MoveRecord(msgspec.Struct, frozen=True, array_like=True, tag="move"):
 class CompileRecord(msgspec.Struct, frozen=True, array_like=True, tag="compile"):
     """A compilation."""
 
-    start_ns: int
-    end_ns: int
-    name: str
-    how: str
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
+    how: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
 
     def moved(self, by_ns: int) -> CompileRecord:
         """Returns the same record by a clock that is ahead by ``by_ns``."""
@@ -124,7 +130,8 @@ class Trace:
             client: the client that issued it.
         """
         handed = time.monotonic_ns()
-        self._runs.put((token, (*times_ns, handed), devices, name, (client, self.next_order())))
+        launched = (client, self.next_order())
+        self._runs.put((token, (*times_ns, handed), devices, name[:NAME_MAX], launched))
 
     def move(
         self,
@@ -151,7 +158,7 @@ class Trace:
 
     def compiled(self, begun_ns: int, name: str, how: str) -> None:
         """Records a compilation that has just ended."""
-        self._note(CompileRecord(begun_ns, time.monotonic_ns(), name, how))
+        self._note(CompileRecord(begun_ns, time.monotonic_ns(), name[:NAME_MAX], how))
 
     def close(self) -> None:
         """Writes the remaining records; of computations that have not ended soon, none."""
