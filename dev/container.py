@@ -41,7 +41,8 @@ def make_root(root: Path) -> None:
         subprocess.run([*bootstrap, str(root)], check=True)
     for name in ("/etc/resolv.conf", str(CERTIFICATES)):
         shutil.copy(name, f"{root}{name}")
-    shutil.rmtree(f"{root}{PYTHON}", ignore_errors=True)
+    for left in (f"{root}{PYTHON}", f"{root}/tmp/fairway"):  # by an earlier try
+        shutil.rmtree(left, ignore_errors=True)
     inside(root, "python3", "-m", "venv", PYTHON)
 
 
@@ -103,8 +104,12 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     root = Path(sys.argv[1]).resolve()
-    make_root(root)
-    user = carry_out(root)
+    try:
+        make_root(root)
+        user = carry_out(root)
+    except subprocess.CalledProcessError as error:
+        print(f"a step ended with status {error.returncode}", file=sys.stderr)
+        return 1
     with tempfile.NamedTemporaryFile("w", dir=root / "opt", suffix=".py") as script:
         script.write(SCRIPT)
         script.flush()
