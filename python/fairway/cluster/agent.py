@@ -71,6 +71,9 @@ GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 GPU_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")))
 """One of them is there where a driver is loaded; the last in the Windows Subsystem for Linux."""
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+NETWORK = Path("/proc/self/ns/net")
+
 
 def machine_interfaces() -> tuple[NetworkInterface, ...]:
     """Returns the network interfaces of this machine."""
@@ -78,6 +81,14 @@ def machine_interfaces() -> tuple[NetworkInterface, ...]:
         NetworkInterface(one.name, tuple(map(str, one.addresses))[:16], one.rate_bps)
         for one in interfaces()[:64]
     )
+
+
+def machine_identity() -> tuple[str, int]:
+    """Returns the kernel that this machine has booted, and the number of its network namespace."""
+    try:
+        return BOOT.read_text().strip(), NETWORK.stat().st_ino
+    except OSError:
+        return "-", 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +170,7 @@ class Agent:
             any(os.environ.get(name) for name in GPUS),
             any(path.exists() for path in GPU_DRIVERS),
             machine_interfaces(),
+            *machine_identity(),
         )
         try:
             self._connection.connect(self._carry(SERVICE))

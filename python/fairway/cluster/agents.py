@@ -131,6 +131,8 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
         selects_gpus: whether its environment names the GPUs that it may use.
         has_gpu_driver: whether its machine has a driver for GPUs.
         interfaces: of its machine.
+        kernel: that its machine has booted; tells machines apart whose names are the same.
+        network: number of its network namespace.
     """
 
     machine: Text
@@ -141,6 +143,8 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
     selects_gpus: bool = False
     has_gpu_driver: bool = False
     interfaces: Annotated[tuple[NetworkInterface, ...], msgspec.Meta(max_length=64)] = ()
+    kernel: Text = "-"
+    network: int = 0
 
 
 class AgentHeartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -26,6 +26,8 @@ how rates compare matters much."""
 class _Found:
     """An address of a machine, and the rate of its interface if that is known."""
 
+    machine: tuple[str, str, int]
+    interface: str
     address: Address
     rate_bps: float | None
 
@@ -85,7 +87,12 @@ class ChannelNetworks:
 
 def _addresses(machines: Iterable[AgentHello]) -> list[_Found]:
     return [
-        _Found(ipaddress.ip_interface(address), interface.rate_bps)
+        _Found(
+            (machine.machine, machine.kernel, machine.network),
+            interface.name,
+            ipaddress.ip_interface(address),
+            interface.rate_bps,
+        )
         for machine in machines
         for interface in machine.interfaces
         for address in interface.addresses
@@ -99,19 +106,20 @@ def _on(network: Network, machines: Iterable[AgentHello]) -> list[_Found]:
 def _shared(machines: Sequence[AgentHello]) -> list[Network]:
     """Returns the networks on which each machine has an address that no other one has.
 
-    A container bridge has one network everywhere, with the same address on all machines. Machines
-    are told apart by all of their addresses; several agents may be on one.
+    A container bridge has one network everywhere, with the same address on all machines. Of two
+    networks on one interface, such as those of IPv4 and of IPv6, the second is no other path.
     """
-    shared = []
+    shared: list[Network] = []
+    taken: set[tuple[object, str]] = set()
     networks = {found.address.network for found in _addresses(machines)}
-    for network in sorted(networks, key=lambda one: (one.version, one)):
+    for network in sorted(networks, key=lambda one: (one.version, str(one))):
         on = [_on(network, [machine]) for machine in machines]
         if network.num_addresses == 1 or not all(on):
             continue
-        owners = {
-            (found[0].address.ip, machine.machine, machine.interfaces)
-            for found, machine in zip(on, machines, strict=True)
-        }
-        if len({address for address, *_ in owners}) == len(owners):
+        first = [found[0] for found in on]
+        owners = {(found.address.ip, found.machine) for found in first}
+        used = {(found.machine, found.interface) for found in first}
+        if len({address for address, _ in owners}) == len(owners) and not used & taken:
             shared.append(network)
+            taken |= used
     return shared

@@ -109,6 +109,11 @@ class _Agent:
             self._writer.transport.abort()
 
 
+def _machine(agent: _Agent) -> tuple[str, str]:
+    """Returns what is the same for agents of one machine; names alone may be those of several."""
+    return agent.hello.machine, agent.hello.kernel
+
+
 class JoinedHosts:
     """The hosts of a run that agents on other machines run.
 
@@ -446,7 +451,7 @@ class JoinedHosts:
             beside = [
                 self._started[host].devices
                 for host, other in self._agents.items()
-                if other.host == host and other.hello.machine == agent.hello.machine
+                if other.host == host and _machine(other) == _machine(agent)
             ]
             first = sum(beside) - settings.devices
         return dataclasses.replace(
