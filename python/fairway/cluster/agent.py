@@ -60,6 +60,8 @@ POLL_S = 0.2
 SEND_S = 10.0
 MESSAGES_AT_A_TIME = 8
 """Most messages with output or records between two heartbeats."""
+ARRIVED_S = 5.0
+"""Time within which the controller has read the last records."""
 CLOCK_S = 0.25
 """Time between two heartbeats where the controller's clock is needed."""
 RECORDED_S = 4.0
@@ -304,6 +306,14 @@ class Agent:
         with contextlib.suppress(OSError):
             while self._send_records():
                 pass
+            # What is on its way is lost with this process, so it waits until the controller, which
+            # has then read it all, closes the connection.
+            self._connection.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + ARRIVED_S
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    if self._reader.read() is None:
+                        return
 
     def _send(self, message: FromAgent) -> None:
         """Sends a message.

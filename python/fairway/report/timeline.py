@@ -180,6 +180,8 @@ class Timeline:
     def _name(self, host: int) -> str:
         if host == CONTROLLER:
             return "controller"
+        if host not in self._hosts:  # what hosts of other machines say of peers is not checked
+            return f"host {host}"
         island, rank = self._hosts[host]
         return f"island {island} host {rank}"
 
