@@ -95,3 +95,15 @@ def test_who_may_be_imported_on_hosts(tmp_path):
     assert Settings.parse("1x1x1").serving(path).input_path == ()
     with pytest.raises(ConfigError, match="input_modules"):
         Settings.parse("1x1x1", input_modules=("*",))
+
+
+def test_options_count_with_what_a_file_says(tmp_path: Path) -> None:
+    """Neither alone may be valid."""
+    path = tmp_path / "settings.toml"
+    path.write_text('islands = "1x1x2"\nchannels = "auto"\nencryption = "on"\n')
+    with pytest.raises(ConfigError, match=r"settings\.toml: "):
+        Settings.read(path)
+    read = Settings.read(path, on="agents", islands="2x1x1")
+    assert (read.data_plane, read.channels, len(read.islands)) == ("tcp", "auto", 2)
+    with pytest.raises(ConfigError, match=r"settings\.toml and options: "):
+        Settings.read(path, on="agents", nodes=3)

@@ -384,11 +384,15 @@ class Settings:
         return self.replace(input_path=(*folders, *self.input_path))
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, **changes: Any) -> Self:
         """Reads settings from a TOML file.
 
         The file holds the attributes of this class by name, and either ``islands = "2x1x4"`` or
         one ``[[islands]]`` table with the attributes of :class:`IslandSettings` for each island.
+
+        Args:
+            path: the file.
+            changes: settings in place of those of the file; the islands as for :meth:`parse`.
 
         Raises:
             ConfigError: the file cannot be read, is not TOML, or has an unknown or invalid setting.
@@ -413,6 +417,10 @@ class Settings:
             if name in given:
                 given[name] = tuple(given[name])
         given["input_path"] = tuple(map(Path, given.get("input_path", ())))
+        islands = changes.pop("islands", islands)
+        given |= changes
+        if given.get("on", "local") != "local":
+            given.setdefault("data_plane", "tcp")
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
@@ -431,7 +439,8 @@ class Settings:
                 )
             return cls(islands=tuple(map(_read_island, islands)), **given)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            options = " and options" if changes else ""
+            raise ConfigError(f"{path}{options}: {error}") from error
 
 
 TABLE = "an [[islands]] table needs hosts and devices, and may have prefix, address and channels"

@@ -95,14 +95,6 @@ class IslandOptions:
             listen: where clients connect.
             gateway: where other machines connect.
         """
-        settings = (
-            Settings.read(self.config)
-            if self.config
-            else Settings.parse(DEFAULT_ISLANDS if self.islands is None else self.islands)
-        )
-        changes: dict[str, Any] = {}
-        if self.config and self.islands is not None:
-            changes["islands"] = Settings.parse(self.islands).islands
         given = {
             "listen": listen,
             "gateway": gateway,
@@ -112,10 +104,14 @@ class IslandOptions:
             "timeline": self.timeline,
             "plan": self.plan,
         }
-        changes |= {name: value for name, value in given.items() if value}
-        if changes.get("on", settings.on) != "local":
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+        if self.islands is not None:
+            changes["islands"] = self.islands
+        if changes.get("on", "local") != "local":
             changes["data_plane"] = "tcp"
-        return settings.replace(**changes)
+        if self.config:
+            return Settings.read(self.config, **changes)
+        return Settings.parse(**changes)
 
 
 def described(settings: Settings) -> str:
