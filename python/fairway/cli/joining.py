@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import select
 import sys
@@ -70,7 +71,7 @@ class OfferOptions:
 @grouped
 def join_as_host(
     join: Annotated[
-        str, typer.Option(help="ADDRESS:PORT of the controller, as `up --join` has it.")
+        str, typer.Option(help="ADDRESS:PORT of the controller, as `up --gateway` has it.")
     ],
     offer: OfferOptions,
     token_file: TokenFile = None,
@@ -119,7 +120,8 @@ def _serve(
                 lost_s = time.monotonic()
             if wait_s > 0 and str(error) != said:
                 said = str(error)
-                note(f"{said}; trying again for {duration(wait_s)}")
+                limit = "" if math.isinf(wait_s) else f" for {duration(wait_s)}"
+                note(f"{said}; trying again{limit}")
             if time.monotonic() - lost_s >= wait_s:
                 raise
         next_s = time.monotonic() + RETRY_S
