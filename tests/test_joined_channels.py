@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 import wires
 from conftest import received_bytes, until
 from test_joining import agents, joined, run_script
 
+from fairway.cluster.agent import machine_interfaces
 from fairway.cluster.agents import AgentHello, NetworkInterface, Versions
 from fairway.cluster.channels import UNKNOWN_BPS, ChannelNetworks
-from fairway.cluster.interfaces import interfaces
+from fairway.cluster.interfaces import Interface, interfaces
 from fairway.cluster.supervisor import Run
 from fairway.errors import ConfigError
 from fairway.settings import Settings
@@ -195,3 +198,13 @@ def test_interfaces_of_this_machine_have_networks(machines: list[wires.Place]) -
     found = {str(address) for one in interfaces() for address in one.addresses}
     assert {f"{subnet}.254/24" for subnet in subnets(machines)} <= found
     assert not any(address.startswith("127.") for address in found)
+
+
+def test_names_of_interfaces_may_have_any_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = ipaddress.ip_interface("10.0.0.1/24")
+    found = [Interface("brücke", (address,), None)]
+    monkeypatch.setattr("fairway.cluster.agent.interfaces", lambda: found)
+    described = AgentHello(
+        "a", "10.0.0.1", 1, Versions("1", "3.11", "1"), interfaces=machine_interfaces()
+    )
+    assert msgspec.json.decode(msgspec.json.encode(described), type=AgentHello) == described

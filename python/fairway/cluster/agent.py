@@ -80,9 +80,14 @@ NETWORK = Path("/proc/self/ns/net")
 def machine_interfaces() -> tuple[NetworkInterface, ...]:
     """Returns the network interfaces of this machine."""
     return tuple(
-        NetworkInterface(one.name, tuple(map(str, one.addresses))[:16], one.rate_bps)
+        NetworkInterface(_plain(one.name), tuple(map(str, one.addresses))[:16], one.rate_bps)
         for one in interfaces()[:64]
     )
+
+
+def _plain(name: str) -> str:
+    """Returns a name in ASCII alone; those of interfaces may have other letters."""
+    return name.encode("ascii", "backslashreplace").decode()
 
 
 def machine_identity() -> tuple[str, int]:
@@ -164,7 +169,7 @@ class Agent:
         self._records: RecordReader | None = None
         """Of the host, if it records what it does."""
         hello = AgentHello(
-            platform.node(),
+            _plain(platform.node()),
             options.address or here,
             os.getpid(),
             Versions.here(),
