@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 import wires
-from conftest import received_bytes, until
+from conftest import ip, received_bytes, until
 from test_joining import agents, joined, run_script
 
 from fairway.cluster.agent import machine_interfaces
@@ -198,6 +200,33 @@ def test_interfaces_of_this_machine_have_networks(machines: list[wires.Place]) -
     found = {str(address) for one in interfaces() for address in one.addresses}
     assert {f"{subnet}.254/24" for subnet in subnets(machines)} <= found
     assert not any(address.startswith("127.") for address in found)
+
+
+SHOW = (
+    "from fairway.cluster.interfaces import interfaces\n"
+    "print(*(str(address) for one in interfaces() for address in one.addresses))"
+)
+
+
+def test_interfaces_have_all_of_their_addresses_and_a_link(machines: list[wires.Place]) -> None:
+    name = names(machines)[0]
+
+    def shown() -> list[str]:
+        show = ["ip", "netns", "exec", name, sys.executable, "-c", SHOW]
+        return subprocess.run(show, check=True, capture_output=True, text=True).stdout.split()
+
+    ip("-n", name, "addr", "add", "198.51.100.7/24", "dev", "eth1")
+    first, second = (place.rpartition(".")[0] for place in machines[0].addresses)
+    found = shown()
+    assert "198.51.100.7/24" in found
+    assert any(address.startswith(f"{second}.") for address in found)
+    ip("-n", name, "link", "set", "eth1", "down")
+    try:
+        [left] = [address for address in shown() if ":" not in address]
+        assert left.startswith(f"{first}.")
+    finally:
+        ip("-n", name, "link", "set", "eth1", "up")
+        ip("-n", name, "addr", "del", "198.51.100.7/24", "dev", "eth1")
 
 
 def test_names_of_interfaces_may_have_any_letters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
     SignatureScheme,
@@ -86,13 +87,18 @@ impl Authority {
             )));
         };
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
-            TransportError::GivenCertificate(format!("the file of the private key: {error}"))
+            TransportError::GivenCertificate(format!(
+                "the file of the private key: {error}; expected one that is not encrypted (PEM)"
+            ))
         })?;
         let Some(name) = names(leaf)?.into_iter().next() else {
             let nameless = "it has no DNS name; expected one, which may be any";
             return Err(TransportError::GivenCertificate(nameless.to_owned()));
         };
         let provider = rustls::crypto::ring::default_provider();
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider).map_err(|error| {
+            TransportError::GivenCertificate(format!("the private key is not its own: {error}"))
+        })?;
         signed_by(authority, leaf, others, &name, UnixTime::now(), &Arc::new(provider))
             .map_err(|error| TransportError::GivenCertificate(error.to_string()))?;
         let (name, certificate) = (name.to_str().into_owned(), authority.clone());

@@ -125,6 +125,7 @@ fn certificates_that_cannot_be_used_are_refused() {
         (alone, &*key, "has 1; expected the controller's, and last that of the authority"),
         ("no certificate", &*key, "has 0; expected"),
         (&*chain, "no key", "the file of the private key"),
+        (&*chain, &*late_key, "the private key is not its own"),
         (&*foreign, &*key, "BadSignature"),
         (&*late, &*late_key, "expired"),
         (&*nameless.0, &*nameless.1, "it has no DNS name"),

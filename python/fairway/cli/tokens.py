@@ -20,6 +20,8 @@ __all__ = ["token_app"]
 LIFETIME = re.compile(r"(\d{1,6})(s|min|h|d)")
 SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
+WHOLE_PARTS = 5
+"""Parts of a token: ``fairway-ROLE-ID-SECRET-PIN``."""
 token_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -83,13 +85,17 @@ def show(cluster: ClusterOptions) -> None:
 @token_app.command("revoke")
 @grouped
 def revoke(
-    token: Annotated[str, typer.Argument(help="Its id in `fairway token list`.")],
+    token: Annotated[
+        str, typer.Argument(help="Its id in `fairway token list`, or the token itself.")
+    ],
     cluster: ClusterOptions,
 ) -> None:
     """Make a token invalid, and close the connections that it has made."""
+    parts = token.strip().split("-")
+    number = parts[2] if len(parts) == WHOLE_PARTS else token
     with cluster.directory() as directory:
-        admin.revoke_token(directory, token)
-    note(f"token {token} is revoked")
+        admin.revoke_token(directory, number)
+    note(f"token {number} is revoked")
 
 
 def _seconds(text: str) -> float:

@@ -334,7 +334,10 @@ class JoinedHosts:
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read_message(reader, self._decoder)
-        except (TimeoutError, AgentError):
+        except TimeoutError:
+            return None
+        except AgentError as error:
+            self._note(f"an agent was refused: {error}")
             return None
         if not isinstance(hello, AgentHello):
             return None
