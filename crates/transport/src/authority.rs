@@ -37,7 +37,7 @@ pub struct Authority {
 enum Source {
     /// An authority of its own signs one at each start.
     Own {
-        issuer: Issuer<'static, KeyPair>,
+        issuer: Box<Issuer<'static, KeyPair>>,
         /// The authority's certificate as text.
         pem: String,
     },
@@ -58,7 +58,7 @@ impl Authority {
     }
 
     fn own(key: KeyPair, certificate: CertificateDer<'static>, pem: String) -> Self {
-        let source = Source::Own { issuer: Issuer::new(parameters(), key), pem };
+        let source = Source::Own { issuer: Box::new(Issuer::new(parameters(), key)), pem };
         Self { certificate, name: NAME.to_owned(), source }
     }
 

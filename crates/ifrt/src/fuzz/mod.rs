@@ -44,7 +44,7 @@ fn host(process: u32) -> HostInfo {
 
 /// Returns a controller of two islands with a client and its arrays.
 fn controller() -> Controller {
-    let cluster = Cluster::new(&vec![IslandSpec::new(1, 2); 2]);
+    let cluster = Cluster::new(&[IslandSpec::new(1, 2); 2]);
     let mut controller = Controller::new(cluster, Config::default());
     for number in 0..2 {
         let event = Event::HostJoined { host: HostId(number), info: host(number) };
