@@ -98,6 +98,16 @@ def carry_out(root: Path) -> str:
     return user
 
 
+def run_script(root: Path, user: str) -> str:
+    """Runs a script on two islands, and returns what it prints."""
+    with tempfile.NamedTemporaryFile("w", dir=root / "opt", suffix=".py") as script:
+        script.write(SCRIPT)
+        script.flush()
+        os.chmod(script.name, 0o644)
+        path = f"/opt/{Path(script.name).name}"
+        return inside(root, "fairway", "run", "--islands", "2x1x2", path, user=user)
+
+
 def main() -> int:
     """Makes the root folder, carries out the steps, and runs a script as the recipe's user."""
     if len(sys.argv) != 2 or os.geteuid():
@@ -106,17 +116,10 @@ def main() -> int:
     root = Path(sys.argv[1]).resolve()
     try:
         make_root(root)
-        user = carry_out(root)
+        found = run_script(root, carry_out(root))
     except subprocess.CalledProcessError as error:
         print(f"a step ended with status {error.returncode}", file=sys.stderr)
         return 1
-    with tempfile.NamedTemporaryFile("w", dir=root / "opt", suffix=".py") as script:
-        script.write(SCRIPT)
-        script.flush()
-        os.chmod(script.name, 0o644)
-        path = f"/opt/{Path(script.name).name}"
-        run = ["fairway", "run", "--islands", "2x1x2", path]
-        found = inside(root, *run, user=user)
     print(found, end="")
     return 0 if "sum 16.0" in found else 1
 

@@ -73,6 +73,11 @@ class RouteError(FairwayError):
     """Transfers cannot be scheduled on a fabric."""
 
 
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Returns why a file of text cannot be read, for a sentence that names it."""
+    return f"{error.strerror}" if isinstance(error, OSError) else "it is no text"
+
+
 class TeamError(FairwayError):
     """The ranks of a team cannot continue together.
 

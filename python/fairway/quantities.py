@@ -8,7 +8,7 @@ import reprlib
 
 from fairway.errors import ConfigError
 
-__all__ = ["Network", "parse_duration", "parse_networks", "parse_rate", "parse_size"]
+__all__ = ["AUTO", "Network", "parse_duration", "parse_networks", "parse_rate", "parse_size"]
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
 SIZE_MAX = 2.0**62
@@ -25,6 +25,7 @@ UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+AUTO = "auto"
 NETWORKS_FORM = "'auto', or networks such as '10.1.0.0/16=100Gbit/s,10.2.0.0/16'"
 
 
@@ -72,6 +73,8 @@ def parse_duration(name: str, text: str) -> int:
 def parse_networks(text: str) -> dict[Network, float | None]:
     """Reads networks with commas between them, each with its rate behind ``=`` if that is given.
 
+    Neither an empty text nor ``auto`` names one.
+
     >>> parse_networks("10.1.0.0/16=100Gbit/s")
     {IPv4Network('10.1.0.0/16'): 100000000000.0}
 
@@ -79,6 +82,8 @@ def parse_networks(text: str) -> dict[Network, float | None]:
         ConfigError: a network or rate is malformed, or a network is part of another.
     """
     given: dict[Network, float | None] = {}
+    if text in ("", AUTO):
+        return given
     for part in text.split(","):
         name, _, rate = part.partition("=")
         try:

@@ -240,9 +240,7 @@ class Settings:
         for holds, name, expected in (*self._rules(), *self._rules_of_other_machines()):
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
-        if self.channels not in ("", "auto"):
-            parse_networks(self.channels)
-        _ = self.device_memory_bytes, self.user_numbers
+        _ = self.device_memory_bytes, self.user_numbers, parse_networks(self.channels)
 
     def _rules(self) -> list[Rule]:
         return [
@@ -322,6 +320,13 @@ class Settings:
     def is_in_kubernetes(self) -> bool:
         """Whether the controller is in Kubernetes, too."""
         return self.on.partition(":")[0] == "k8s"
+
+    @property
+    def certificate_files(self) -> tuple[Path, Path] | None:
+        """The files of a certificate that is given and of its private key."""
+        if self.certificate is None or self.certificate_key is None:
+            return None
+        return self.certificate, self.certificate_key
 
     @property
     def encrypts(self) -> bool:

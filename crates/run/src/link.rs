@@ -16,14 +16,11 @@ use transport::{Decision, Strangers};
 
 /// Timeout for a new connection to authenticate.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of open connections that have not authenticated; the oldest are evicted for others.
-/// All hosts of the largest cluster may come at once.
-const STRANGERS_MAX: usize = 2048;
 
 /// Accepts connections of hosts until the task is dropped.
 pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: String) {
     let users = Users::owner_and(&[]);
-    let mut strangers = Strangers::new(STRANGERS_MAX);
+    let mut strangers = Strangers::default();
     loop {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
         let stream = match accepted {

@@ -21,7 +21,7 @@ pub use fabric::Fabric;
 pub use interconnect::{
     Around, Clos, Faults, Interconnect, InterconnectError, InterconnectKind, Ring,
 };
-pub use network::{Cable, Link, Network, NetworkError};
+pub use network::{Cable, Link, Network, NetworkError, RATES};
 pub use paths::LinkPaths;
 pub use spec::{FabricError, IslandSpec};
 pub use symmetry::RotationalSymmetry;

@@ -13,7 +13,7 @@ const VERTICES_MAX: u32 = 1 << 22;
 /// Maximum latency of a link: a minute.
 const LATENCY_MAX: Nanos = Nanos::from_millis(60_000);
 /// Valid bandwidths of links in bits per second; times on others would be out of range.
-pub(crate) const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
+pub const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
 
 /// Why vertices and links do not form a valid network.
 #[derive(Debug, Error, PartialEq)]

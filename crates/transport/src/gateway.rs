@@ -19,15 +19,12 @@ use tokio_rustls::server::TlsStream;
 use crate::stream::{BufferedStream, SHORT, UNSENT, copy, prepared};
 use crate::token::{BINDING, LABEL};
 use crate::{
-    Authority, Decision, PeerConnection, PeerRole, RemotePeer, StoredToken, Strangers, TokenId,
-    Tokens, TransportError,
+    Authority, Decision, PeerConnection, PeerRole, RemotePeer, STRANGERS_MAX, StoredToken,
+    Strangers, TokenId, Tokens, TransportError,
 };
 
 /// Time within which a peer has proved its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Maximum number of peers that have not proved a token yet; the oldest are evicted for others. All
-/// hosts of the largest cluster may come at once, and those that came first are the next to be done.
-const UNPROVED_MAX: usize = 2048;
 /// Maximum number of connections that are served.
 const CONNECTIONS_MAX: usize = 1 << 14;
 /// Maximum number of connections of one token of a client, so that it leaves room for others. A
@@ -92,20 +89,15 @@ impl Shared {
 
     /// Returns how many connections of a token are served.
     fn served(&self, token: TokenId) -> usize {
-        self.serving_by().get_mut(&token).map_or(0, |tasks| {
-            tasks.retain(|task| !task.is_finished());
-            tasks.len()
-        })
-    }
-
-    /// Notes that the current task serves a token, so that it ends when the token is revoked.
-    fn note_serving(&self, token: TokenId, task: AbortHandle) {
         let mut serving = self.serving_by();
         let tasks = serving.entry(token).or_default();
-        if tasks.len() == tasks.capacity() {
-            tasks.retain(|task| !task.is_finished());
-        }
-        tasks.push(task);
+        tasks.retain(|task| !task.is_finished());
+        tasks.len()
+    }
+
+    /// Notes that a task serves a token, so that it ends when the token is revoked.
+    fn note_serving(&self, token: TokenId, task: AbortHandle) {
+        self.serving_by().entry(token).or_default().push(task);
     }
 }
 
@@ -177,10 +169,10 @@ impl Drop for Gateway {
 /// Accepts connections; all end when this future is dropped.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    let mut unproved: Strangers<SocketAddr> = Strangers::new(UNPROVED_MAX);
+    let mut unproved: Strangers<SocketAddr> = Strangers::default();
     // Evicted connections take their place until their task has been dropped, which may be later than
     // others come.
-    let places = Arc::new(Semaphore::new(2 * UNPROVED_MAX));
+    let places = Arc::new(Semaphore::new(2 * STRANGERS_MAX));
     loop {
         tokio::select! {
             Some(_) = connections.join_next() => {}
@@ -223,7 +215,7 @@ async fn serve(
         let _ = answer(&mut stream, "refused too many connections\n").await;
         return refuse("too many connections".to_owned());
     };
-    if peer.role != PeerRole::Host && shared.served(peer.token) >= TOKEN_CONNECTIONS_MAX {
+    if shared.served(peer.token) >= TOKEN_CONNECTIONS_MAX && peer.role != PeerRole::Host {
         let _ = answer(&mut stream, "refused too many connections of one token\n").await;
         return refuse(format!("too many connections of token {}", peer.token));
     }

@@ -26,6 +26,6 @@ pub use error::TransportError;
 pub use gateway::{Gateway, Refusal, Service, ServiceAddress};
 pub use peers::{PeerConnection, RemotePeer};
 pub use remote::{Carrier, Remote};
-pub use strangers::{Decision, Strangers};
+pub use strangers::{Decision, STRANGERS_MAX, Strangers};
 pub use stream::BufferedStream;
 pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};

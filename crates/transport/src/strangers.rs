@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
+/// Maximum number of connections of a listener whose peers have not proved anything. All hosts of the
+/// largest cluster may come at once, and those that came first are the next to be done.
+pub const STRANGERS_MAX: usize = 2048;
+
 /// What becomes of a connection: its task keeps it, or its listener evicts it, whichever comes first.
 #[derive(Clone, Default)]
 pub struct Decision(Arc<AtomicBool>);
@@ -24,16 +28,16 @@ impl Decision {
 /// Connections without a proof, of which the oldest are evicted for others: honest peers take
 /// milliseconds, so silent ones take no place of theirs.
 pub struct Strangers<T> {
-    most: usize,
     waiting: VecDeque<(T, AbortHandle, Decision)>,
 }
 
-impl<T> Strangers<T> {
-    /// Allows for a number of them.
-    pub fn new(most: usize) -> Self {
-        Self { most, waiting: VecDeque::new() }
+impl<T> Default for Strangers<T> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new() }
     }
+}
 
+impl<T> Strangers<T> {
     /// Adds the connection of a peer, which a task serves.
     pub fn add(&mut self, peer: T, task: AbortHandle, decision: Decision) {
         self.waiting.push_back((peer, task, decision));
@@ -43,7 +47,7 @@ impl<T> Strangers<T> {
     pub fn make_room(&mut self) -> Vec<T> {
         self.waiting.retain(|(_, task, decision)| !decision.is_made() && !task.is_finished());
         let mut evicted = Vec::new();
-        while self.waiting.len() >= self.most
+        while self.waiting.len() >= STRANGERS_MAX
             && let Some((peer, task, decision)) = self.waiting.pop_front()
         {
             if decision.decide() {

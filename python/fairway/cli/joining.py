@@ -18,7 +18,7 @@ import typer
 from fairway.cli.consoles import duration, note
 from fairway.cli.options import grouped
 from fairway.cluster.remotes import check_address
-from fairway.errors import AgentError, ConfigError, ControllerLostError
+from fairway.errors import AgentError, ConfigError, ControllerLostError, unreadable
 from fairway.interrupts import Interrupts
 
 __all__ = ["TOKEN", "TokenFile", "join_as_host", "read_token"]
@@ -154,8 +154,7 @@ def read_token(file: Path | None) -> str:
     try:
         return (_line_of_input() if file == STANDARD_INPUT else file.read_text()).strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"cannot read the token in {file}: {why}") from None
+        raise ConfigError(f"cannot read the token in {file}: {unreadable(error)}") from None
 
 
 def _line_of_input() -> str:

@@ -20,8 +20,6 @@ __all__ = ["token_app"]
 LIFETIME = re.compile(r"(\d{1,6})(s|min|h|d)")
 SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
-WHOLE_PARTS = 5
-"""Parts of a token: ``fairway-ROLE-ID-SECRET-PIN``."""
 token_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -91,8 +89,7 @@ def revoke(
     cluster: ClusterOptions,
 ) -> None:
     """Make a token invalid, and close the connections that it has made."""
-    parts = token.strip().split("-")
-    number = parts[2] if len(parts) == WHOLE_PARTS else token
+    number = admin.token_id(token)
     with cluster.directory() as directory:
         admin.revoke_token(directory, number)
     note(f"token {number} is revoked")

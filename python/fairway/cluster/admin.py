@@ -62,6 +62,7 @@ __all__ = [
     "remove_island",
     "revoke_token",
     "socket_path",
+    "token_id",
     "wait_until",
 ]
 
@@ -131,6 +132,12 @@ class RemoveIsland(msgspec.Struct, frozen=True, tag="remove_island"):
 
     island: Number
     force: bool = False
+
+
+def token_id(token: str) -> str:
+    """Returns the id of a token, ``fairway-ROLE-ID-SECRET-PIN``; an id is returned as it is."""
+    parts = token.strip().split("-")
+    return parts[2] if len(parts) == 5 else token
 
 
 class CreateToken(msgspec.Struct, frozen=True, tag="create_token"):

@@ -20,7 +20,9 @@ from typing import Any
 
 from fairway import _native
 from fairway.cluster.agents import (
+    ADDRESSES_MAX,
     HEARTBEATS,
+    INTERFACES_MAX,
     OUTPUT_MAX,
     SERVICE,
     AgentAccepted,
@@ -68,11 +70,8 @@ RECORDED_S = 4.0
 """Time that a host has to write its last records once its controller has ended."""
 GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables by which engines say which GPUs a process may use."""
-
-
 GPU_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")))
 """One of them is there where a driver is loaded; the last in the Windows Subsystem for Linux."""
-
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
 
@@ -80,8 +79,10 @@ NETWORK = Path("/proc/self/ns/net")
 def machine_interfaces() -> tuple[NetworkInterface, ...]:
     """Returns the network interfaces of this machine."""
     return tuple(
-        NetworkInterface(_plain(one.name), tuple(map(str, one.addresses))[:16], one.rate_bps)
-        for one in interfaces()[:64]
+        NetworkInterface(
+            _plain(one.name), tuple(map(str, one.addresses[:ADDRESSES_MAX])), one.rate_bps
+        )
+        for one in interfaces()[:INTERFACES_MAX]
     )
 
 

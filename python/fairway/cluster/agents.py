@@ -21,7 +21,9 @@ from fairway.host.trace import Nanoseconds, Record
 from fairway.quantities import RATES_BPS
 
 __all__ = [
+    "ADDRESSES_MAX",
     "HEARTBEATS",
+    "INTERFACES_MAX",
     "LINE_MAX",
     "OUTPUT_MAX",
     "PART_BYTES",
@@ -56,6 +58,8 @@ PART_BYTES = 1 << 17
 """Bytes of an archive in a message, where they take a third more."""
 OUTPUT_MAX = 1 << 14
 """Most characters of output in a message."""
+INTERFACES_MAX, ADDRESSES_MAX = 64, 16
+"""Most interfaces of a machine, and addresses of an interface, that an agent tells."""
 Text = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,255}$")]
 """Without spaces, control characters and the like: it is shown on terminals."""
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -106,7 +110,7 @@ class NetworkInterface(msgspec.Struct, frozen=True):
     """
 
     name: Text
-    addresses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)]
+    addresses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ADDRESSES_MAX)]
     rate_bps: Annotated[float, msgspec.Meta(ge=RATES_BPS[0], le=RATES_BPS[1])] | None
 
     def __post_init__(self) -> None:
@@ -117,6 +121,9 @@ class NetworkInterface(msgspec.Struct, frozen=True):
         """
         for address in self.addresses:
             ipaddress.ip_interface(address)
+
+
+Interfaces = Annotated[tuple[NetworkInterface, ...], msgspec.Meta(max_length=INTERFACES_MAX)]
 
 
 class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
@@ -142,7 +149,7 @@ class AgentHello(msgspec.Struct, frozen=True, tag="hello"):
     island: Count | None = None
     selects_gpus: bool = False
     has_gpu_driver: bool = False
-    interfaces: Annotated[tuple[NetworkInterface, ...], msgspec.Meta(max_length=64)] = ()
+    interfaces: Interfaces = ()
     kernel: Text = "-"
     network: int = 0
 

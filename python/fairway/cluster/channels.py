@@ -14,9 +14,8 @@ from fairway.cluster.agents import AgentHello
 from fairway.cluster.interfaces import Address
 from fairway.quantities import Network, parse_networks
 
-__all__ = ["AUTO", "ChannelNetworks"]
+__all__ = ["ChannelNetworks"]
 
-AUTO = "auto"
 UNKNOWN_BPS = 10e9
 """Rate of interfaces whose drivers do not say it, as those of many virtual machines. Assumed: only
 how rates compare matters much."""
@@ -43,7 +42,7 @@ class ChannelNetworks:
     """
 
     def __init__(self, wanted: str) -> None:
-        self._said = parse_networks(wanted) if wanted not in ("", AUTO) else {}
+        self._said = parse_networks(wanted)
         self._rates: dict[Network, float] | None = {} if not wanted else None
 
     @property

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fairway import _native
+from fairway.cluster.admin import token_id
 from fairway.cluster.interfaces import reachable_addresses
 from fairway.cluster.reports import Refusals, Reports
-from fairway.errors import ConfigError
+from fairway.errors import ConfigError, unreadable
 
 __all__ = ["ControllerGateway", "state_directory"]
 
@@ -60,7 +61,8 @@ class ControllerGateway:
             self._gateway = _native.Gateway(address, self._refusals.add, authority, given)
         except ValueError as error:
             self._refusals.close()
-            raise ConfigError(f"{certificate and certificate[0]}: {error}") from None
+            where = address if certificate is None else certificate[0]
+            raise ConfigError(f"{where}: {error}") from None
         self.token_file = directory / "host-token"
         """Where people find the token for agents."""
         if state is not None:
@@ -119,7 +121,7 @@ class ControllerGateway:
         """
         token = self._gateway.create_token(role, lifetime_s, weight, priority)
         if keep:
-            self._save(kept={token.split("-")[2]})
+            self._save(kept={token_id(token)})
         return token
 
     def tokens(self) -> list[dict[str, Any]]:
@@ -167,8 +169,7 @@ def _given(files: tuple[Path, Path]) -> tuple[str, str]:
         try:
             texts.append(path.read_text())
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"cannot read {path}: {why}") from None
+            raise ConfigError(f"cannot read {path}: {unreadable(error)}") from None
     return texts[0], texts[1]
 
 

@@ -155,10 +155,8 @@ class Run:
             return None
         settings = self.settings
         state = state_directory(self.cluster) if self.cluster is not None else None
-        given = (settings.certificate, settings.certificate_key)
-        certificate = None if given[0] is None or given[1] is None else (given[0], given[1])
         return ControllerGateway(
-            settings.gateway, self.directory, state, self._reports, certificate
+            settings.gateway, self.directory, state, self._reports, settings.certificate_files
         )
 
     def _accept_agents(self) -> JoinedHosts:

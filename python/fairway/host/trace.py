@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -34,11 +34,21 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 NAME_MAX = 1 << 12
 
 
-class RunRecord(msgspec.Struct, frozen=True, array_like=True, tag="run"):
-    """A computation of some devices of the host."""
+class _Timed(msgspec.Struct, frozen=True, array_like=True):
+    """What began and has ended."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
+
+    def moved(self, by_ns: int) -> Self:
+        """Returns the same record by a clock that is ahead by ``by_ns``."""
+        start, end = self.start_ns + by_ns, self.end_ns + by_ns
+        return msgspec.structs.replace(self, start_ns=start, end_ns=end)
+
+
+class RunRecord(_Timed, frozen=True, array_like=True, tag="run"):
+    """A computation of some devices of the host."""
+
     dispatch_ns: Nanoseconds
     devices: tuple[Number, ...]
     name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
@@ -46,17 +56,14 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     arrived_ns: Nanoseconds
     order: Number
 
-    def moved(self, by_ns: int) -> RunRecord:
+    def moved(self, by_ns: int) -> Self:
         """Returns the same record by a clock that is ahead by ``by_ns``."""
-        start, end, arrived = self.start_ns + by_ns, self.end_ns + by_ns, self.arrived_ns + by_ns
-        return msgspec.structs.replace(self, start_ns=start, end_ns=end, arrived_ns=arrived)
+        return msgspec.structs.replace(super().moved(by_ns), arrived_ns=self.arrived_ns + by_ns)
 
 
-class MoveRecord(msgspec.Struct, frozen=True, array_like=True, tag="move"):
+class MoveRecord(_Timed, frozen=True, array_like=True, tag="move"):
     """A transfer to or from another host."""
 
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
     peer: Number
     size: Number
     direction: Literal["out", "in"]
@@ -64,24 +71,12 @@ class MoveRecord(msgspec.Struct, frozen=True, array_like=True, tag="move"):
     tag: Number
     order: Number
 
-    def moved(self, by_ns: int) -> MoveRecord:
-        """Returns the same record by a clock that is ahead by ``by_ns``."""
-        start, end = self.start_ns + by_ns, self.end_ns + by_ns
-        return msgspec.structs.replace(self, start_ns=start, end_ns=end)
 
-
-class CompileRecord(msgspec.Struct, frozen=True, array_like=True, tag="compile"):
+class CompileRecord(_Timed, frozen=True, array_like=True, tag="compile"):
     """A compilation."""
 
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
     name: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
     how: Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
-
-    def moved(self, by_ns: int) -> CompileRecord:
-        """Returns the same record by a clock that is ahead by ``by_ns``."""
-        start, end = self.start_ns + by_ns, self.end_ns + by_ns
-        return msgspec.structs.replace(self, start_ns=start, end_ns=end)
 
 
 Record = RunRecord | MoveRecord | CompileRecord

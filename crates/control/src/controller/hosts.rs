@@ -1,19 +1,24 @@
 //! Hosts that join, and what they report.
 
-use std::ops::RangeInclusive;
-
 use base::{BitsPerSecond, HostId, IslandId};
 use protocol::{Command, HostChannel, HostInfo, PeerAddress, Report};
+use topology::RATES;
 
 use super::Controller;
 use crate::submissions::Out;
 
-/// Bandwidth that a channel may have, in bits per second.
-const CHANNEL_RATES: RangeInclusive<f64> = 1e6..=1e15;
-
 /// Returns the bandwidth of each channel of a host.
 fn rates(info: &HostInfo) -> Vec<BitsPerSecond> {
     info.channels.iter().map(|channel| BitsPerSecond(channel.rate)).collect()
+}
+
+/// Checks that transfers over a host's channels can be scheduled.
+fn check_rates(info: &HostInfo) -> Result<(), String> {
+    let odd = |channel: &&HostChannel| !RATES.contains(&channel.rate);
+    info.channels.iter().find(odd).map_or(Ok(()), |channel| {
+        let (rate, least, most) = (channel.rate, RATES.start(), RATES.end());
+        Err(format!("a channel has {rate} bit/s; expected {least:e} to {most:e}"))
+    })
 }
 
 impl Controller {
@@ -45,21 +50,12 @@ impl Controller {
                 return Err(differs("channels", &format!("{mine:?}"), &format!("{their:?}")));
             }
         }
-        let odd = |channel: &&HostChannel| !CHANNEL_RATES.contains(&channel.rate);
-        match info.channels.iter().find(odd) {
-            Some(channel) => Err(format!(
-                "a channel has {} bit/s; expected {:e} to {:e}",
-                channel.rate,
-                CHANNEL_RATES.start(),
-                CHANNEL_RATES.end()
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn host_joined(&mut self, host: HostId, info: HostInfo) {
-        if let Err(difference) = self.check_alike(host, &info) {
-            return self.host_lost(host, &difference);
+        if let Err(why) = self.check_alike(host, &info).and_then(|()| check_rates(&info)) {
+            return self.host_lost(host, &why);
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;

@@ -437,9 +437,10 @@ class JoinedHosts:
         for _, settings in sorted(self._wanted.items()):
             if not idle:
                 break
-            fits = [one for one in idle if one.hello.island in (None, settings.island)]
-            fits.sort(key=lambda one: one.hello.island is None)  # the others are for no other host
-            if (agent := next(iter(fits), None)) is not None:
+            fits = (one for one in idle if one.hello.island in (None, settings.island))
+            # Those that are for this island alone come first: they are for no other host.
+            agent = min(fits, key=lambda one: one.hello.island is None, default=None)
+            if agent is not None:
                 idle.remove(agent)
                 pairs.append((agent, settings))
         return pairs

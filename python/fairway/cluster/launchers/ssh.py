@@ -12,7 +12,7 @@ from pathlib import Path
 from fairway.cluster.admin import START_TIMEOUT_S
 from fairway.cluster.launchers.launcher import AgentEnding, AgentProcesses, AgentRequest
 from fairway.cluster.logs import Logs
-from fairway.errors import ConfigError, StartError
+from fairway.errors import ConfigError, StartError, unreadable
 
 __all__ = ["SshLauncher", "SshMachine", "read_machines"]
 
@@ -69,10 +69,9 @@ def read_machines(text: str) -> list[SshMachine]:
         try:
             written = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ConfigError(
-                f"cannot read machines from {text}: {why}; expected a file with a machine in each "
-                "line, or names with commas, as in ssh:m1,m2"
+                f"cannot read machines from {text}: {unreadable(error)}; expected a file with a "
+                "machine in each line, or names with commas, as in ssh:m1,m2"
             ) from None
         numbered = enumerate((line.partition("#")[0].strip() for line in written), 1)
         lines = [(f"{text}, line {number}", line) for number, line in numbered if line]
