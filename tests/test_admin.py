@@ -38,7 +38,8 @@ from fairway.cluster.admin import (
     TokensListed,
 )
 from fairway.cluster.listener import CONNECTIONS_MAX, WAIT_S_MAX, AdminSocket
-from fairway.cluster.logs import LogRecord
+from fairway.cluster.logs import LogRecord, Logs
+from fairway.cluster.reports import Refusals, Reports
 from fairway.errors import IslandError, NotRunningError, SliceError
 
 REQUESTS: dict[str, AdminRequest] = {
@@ -170,10 +171,12 @@ class Slow:
 def slow(directory: Path) -> Iterator[Slow]:
     """An admin socket of its own."""
     made = Slow()
-    listener = AdminSocket(admin.socket_path(directory), made.answer)
+    reports = Reports(Logs())
+    listener = AdminSocket(admin.socket_path(directory), made.answer, Refusals(reports))
     yield made
     made.allowed.set()
     listener.close()
+    reports.close()
 
 
 def test_a_request_that_takes_long_holds_up_no_other(directory: Path, slow: Slow) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ipaddress
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 import wires
-from conftest import ip, received_bytes, until
+from conftest import Background, ip, received_bytes, until
 from test_joining import agents, joined, run_script
 
 from fairway.cluster.agent import machine_interfaces
@@ -87,6 +88,56 @@ def test_transfers_are_striped_over_networks(
     assert len(chosen) == 1
     assert f"{first}.0/24" in chosen[0]
     assert f"{second}.0/24" in chosen[0]
+
+
+MOVES = """
+import time
+first, second = ([d for d in jax.devices() if d.island == i][0] for i in (0, 1))
+x = np.arange(1 << 20, dtype="f4")
+sent, wrong, longest = jax.device_put(x, first), 0, 0.0
+say("ready", at=0)
+end = time.monotonic() + 25
+while time.monotonic() < end:
+    began = time.monotonic()
+    for there in (second, first):
+        y = jax.device_put(jax.device_put(sent, there), first if there == second else second)
+        wrong += not (np.asarray(y) == x).all()
+    longest = max(longest, time.monotonic() - began)
+say("ended", wrong=wrong, longest_s=longest)
+"""
+
+
+def test_a_network_that_goes_down_fails_no_transfer(
+    machines: list[wires.Place], own_runtime: None
+) -> None:
+    first = subnets(machines)[0]
+    link = machines[1].link(0, 1)
+
+    def carried() -> list[int]:
+        return [networks[1] for networks in received(machines)]
+
+    def heard(run: Run, text: str) -> bool:
+        return any(text in record.text for record in run.logs.read(0))
+
+    run = joined("2x1x1", f"{first}.254", channels="auto")
+    with agents(run, *inside(machines)), run, Background(run, MOVES) as moving:
+        moving.hear("ready")
+        time.sleep(1)
+        ip("link", "set", link, "down")
+        try:
+            until(lambda: heard(run, "channel 2 does not reach host"), 12, "it is noticed")
+            before = carried()
+            time.sleep(2)
+            assert carried() == before, "it is down"
+        finally:
+            ip("link", "set", link, "up")
+        until(lambda: heard(run, "channel 2 reaches host"), 10, "it is back")
+        time.sleep(1)
+        again = carried()
+        assert all(there - here > BYTES for here, there in zip(before, again, strict=True))
+        ended = moving.hear("ended", 60)
+    assert ended["wrong"] == 0
+    assert ended["longest_s"] < 12.0
 
 
 def test_a_machine_that_lacks_a_network_is_refused(

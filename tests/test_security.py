@@ -17,6 +17,7 @@ import pytest
 from conftest import Up, client, connect_unix, hosts_of, is_alive
 from test_hostile import listening_ports
 
+from fairway.cluster.admin import ReadLogs, read_logs
 from fairway.cluster.registry import runs_directory
 from fairway.errors import FairwayError
 
@@ -210,6 +211,13 @@ def test_sockets_of_this_machine_answer_their_owner_alone(own_runtime: Path) -> 
         names = [name for name in got if name.endswith(".sock")]
         assert len(names) == 4
         assert {name: got[name] for name in names if got[name] not in ("", "connected")} == {}
+        logged = [record.text for record in read_logs(running.directory, ReadLogs())]
+        for line in (
+            f"a connection for hosts was refused: user {STRANGER}",
+            f"a data-plane connection from this machine was refused: user {STRANGER}",
+            f"refused user {STRANGER} of this machine at the admin socket",
+        ):
+            assert any(line in text for text in logged), line
         with connect_unix(running.directory / "admin.sock") as owner:
             owner.sendall(b'{"type": "overview"}\n')
             assert owner.recv(10)

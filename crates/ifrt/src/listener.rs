@@ -217,7 +217,7 @@ async fn admit(
         Err(error) => {
             let text = error.to_string();
             if refusals.len() < REFUSALS_SHOWN && refusals.insert(text.clone()) {
-                eprintln!("fairway: a client's connection was refused: {text}");
+                tracing::warn!("a client's connection was refused: {text}");
             }
             None
         }

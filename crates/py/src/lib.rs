@@ -18,6 +18,7 @@ mod simulate;
 mod step_plans;
 mod steps;
 mod topologies;
+mod warnings;
 
 use base::Status;
 use pyo3::prelude::*;
@@ -45,6 +46,7 @@ pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
 /// The compiled half of `fairway`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    warnings::subscribe();
     module.add("StatusError", module.py().get_type::<StatusError>())?;
     module.add("TeamError", module.py().get_type::<enforcer::TeamError>())?;
     module.add("CONTROLLER", run::channel::CONTROLLER.0)?;
@@ -66,6 +68,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
+    module.add_class::<warnings::PyWarnings>()?;
     module.add_class::<gateway::PyGateway>()?;
     module.add_class::<gateway::PyRemote>()?;
     module.add_class::<device_plans::PyDevicePlan>()?;

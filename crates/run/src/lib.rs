@@ -3,6 +3,7 @@
 pub mod channel;
 pub mod enforcer;
 mod link;
+mod queues;
 mod reachability;
 mod world;
 

@@ -17,6 +17,7 @@ use topology::{Cluster, IslandSpec};
 use transport::RemotePeer;
 
 use crate::channel::{CONTROLLER, DataPlane};
+use crate::queues::Queues;
 use crate::reachability::Reachability;
 
 /// Uploads and replies below this size, in bytes, travel in commands and reports.
@@ -81,7 +82,8 @@ pub struct World {
     started: Instant,
     relieved: Notify,
     up: watch::Sender<bool>,
-    pushes: std::sync::mpsc::Sender<Push>,
+    /// Uploads by host: one that cannot be reached delays those of no other.
+    uploads: Queues<HostId, Push>,
     stops: mpsc::UnboundedSender<ProcessAction>,
     reachability: Reachability,
 }
@@ -102,7 +104,6 @@ pub enum ProcessAction {
 
 /// An upload too large for a command; travels on the data plane.
 struct Push {
-    to: HostId,
     tag: TransferTag,
     data: bytes::Bytes,
 }
@@ -117,15 +118,6 @@ impl World {
         let hosts = controller.cluster().hosts();
         let outgoing = RwLock::new(hosts.iter().map(|_| Arc::default()).collect());
         let (stops, stopped) = mpsc::unbounded_channel();
-        let (pushes, to_push) = std::sync::mpsc::channel::<Push>();
-        let plane = data.clone();
-        std::thread::spawn(move || {
-            while let Ok(push) = to_push.recv() {
-                if let Err(error) = plane.send(push.to, Channel::INSIDE, push.tag, &push.data) {
-                    tracing::warn!(%error, "an upload did not reach its host");
-                }
-            }
-        });
         let state = State { controller, sessions: HashMap::new(), next_client: 1 };
         let world = Self {
             state: Mutex::new(state),
@@ -134,7 +126,7 @@ impl World {
             started: Instant::now(),
             relieved: Notify::new(),
             up: watch::Sender::new(false),
-            pushes,
+            uploads: Queues::default(),
             stops,
             reachability: Reachability::default(),
         };
@@ -429,7 +421,7 @@ impl World {
                 let data = self.data.clone(); // the host's interpreter may be blocked, as below
                 std::thread::spawn(move || {
                     if let Err(error) = data.send(host, Channel::INSIDE, tag, &[]) {
-                        tracing::warn!(%error, "a host's report could not be acknowledged");
+                        tracing::debug!(%error, "a host's report could not be acknowledged");
                     }
                 });
             }
@@ -439,7 +431,7 @@ impl World {
                 let data = self.data.clone();
                 std::thread::spawn(move || {
                     if let Err(error) = data.send_loss(host, (lost, tag), &error) {
-                        tracing::warn!(%error, "a host could not be told that another is lost");
+                        tracing::debug!(%error, "a host did not hear that another is lost");
                     }
                 });
             }
@@ -449,8 +441,13 @@ impl World {
     fn write(&self, cluster: &Cluster, host: HostId, command: &Command) {
         if let Command::Put { shards, .. } = command {
             for source in shards.iter().filter(|shard| shard.data.len() >= INLINE_BYTES) {
-                let push = Push { to: host, tag: source.tag, data: source.data.clone() };
-                drop(self.pushes.send(push));
+                let push = Push { tag: source.tag, data: source.data.clone() };
+                let plane = self.data.clone();
+                self.uploads.submit(host, push, move |Push { tag, data }| {
+                    if let Err(error) = plane.send(host, Channel::INSIDE, tag, &data) {
+                        tracing::warn!(%error, "an upload did not reach its host");
+                    }
+                });
             }
         }
         let outgoing = self.outgoing(host);

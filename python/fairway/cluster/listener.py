@@ -25,6 +25,7 @@ from fairway.cluster.admin import (
     read_request,
     wait_until,
 )
+from fairway.cluster.reports import Refusals
 from fairway.errors import FairwayError
 
 __all__ = ["AdminSocket"]
@@ -44,6 +45,7 @@ class AdminSocket:
         path: where the socket is made.
         answer: maps a request to its answer. A :class:`FairwayError` that it raises is answered
             with :class:`Refused`. It is called in several threads at a time.
+        refusals: report processes of other users.
         is_announced: whether a line comes first that says who the caller is; otherwise it is the
             owner.
     """
@@ -52,10 +54,12 @@ class AdminSocket:
         self,
         path: Path,
         answer: Callable[[AdminRequest, Caller], AdminAnswer],
+        refusals: Refusals,
         *,
         is_announced: bool = False,
     ) -> None:
         self._answer = answer
+        self._refusals = refusals
         self._is_announced = is_announced
         self._closing = threading.Event()
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
@@ -68,6 +72,7 @@ class AdminSocket:
     def close(self) -> None:
         """Stops serving."""
         self._closing.set()
+        self._refusals.close()
 
     def _serve(self) -> None:
         with self._listener:
@@ -98,7 +103,10 @@ class AdminSocket:
     def _serve_one(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(OSError):  # the peer sends or reads nothing
-                if _user_of(connection) == os.geteuid():
+                user = _user_of(connection)
+                if user != os.geteuid():
+                    self._refusals.add(f"refused user {user} of this machine at the admin socket")
+                else:
                     answer = self._answer_to(_read_lines(connection, 1 + self._is_announced))
                     connection.settimeout(WAIT_S_MAX)
                     connection.sendall(msgspec.json.encode(answer) + b"\n")
@@ -109,8 +117,11 @@ class AdminSocket:
         caller = Caller()
         if self._is_announced:
             announced, _, text = text.partition(b"\n")
-            _, token, role = announced.decode(errors="replace").split(" ")
-            caller = Caller(token, role)
+            match announced.decode(errors="replace").split(" "):
+                case [_, token, role]:
+                    caller = Caller(token, role)
+                case _:
+                    return Refused("no caller was announced")
         try:
             request = read_request(text)
         except ValueError as error:

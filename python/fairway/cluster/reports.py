@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+from fairway import _native
 from fairway.cluster.logs import Logs
 
 __all__ = ["Refusals", "Reports"]
@@ -19,7 +20,7 @@ PERIOD_S = 60.0
 
 
 class Reports:
-    """Prints sentences to standard error, in a thread of its own.
+    """Prints sentences to standard error, in a thread of its own; warnings of the core are some.
 
     A reader of standard error may stop reading: the gateway and the agents must not wait for it.
 
@@ -32,6 +33,7 @@ class Reports:
         self._lines: queue.Queue[str | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._print, daemon=True, name="fairway-reports")
         self._thread.start()
+        self._warnings = _native.Warnings(self.add)
 
     def add(self, text: str) -> None:
         """Keeps a sentence, and prints it soon."""
@@ -43,6 +45,7 @@ class Reports:
 
     def close(self) -> None:
         """Prints what is left, for at most a second."""
+        self._warnings.close()
         try:
             self._lines.put(None, timeout=1.0)
         except queue.Full:

@@ -24,7 +24,7 @@ from fairway.cluster.listener import AdminSocket
 from fairway.cluster.logs import Logs
 from fairway.cluster.modules import ModuleArchive
 from fairway.cluster.registry import new_directory
-from fairway.cluster.reports import Reports
+from fairway.cluster.reports import Refusals, Reports
 from fairway.cluster.serving import ServerSettings
 from fairway.errors import ConfigError, IslandError, StartError
 from fairway.host.__main__ import HostSettings, tcp_address
@@ -235,11 +235,14 @@ class Run:
         )
         if self._gateway is not None:
             remote = remote_socket_path(self.directory)
-            self._admins.append(AdminSocket(remote, service.answer, is_announced=True))
+            refusals = Refusals(self._reports)
+            self._admins.append(AdminSocket(remote, service.answer, refusals, is_announced=True))
             self._gateway.offer("admin", "client", f"announced:{remote}")
             self._gateway.offer_clients(self._server)
         # Its path shows that the run is up, so it comes last.
-        self._admins.append(AdminSocket(socket_path(self.directory), service.answer))
+        self._admins.append(
+            AdminSocket(socket_path(self.directory), service.answer, Refusals(self._reports))
+        )
 
     def __enter__(self) -> Self:
         self.start()

@@ -5,12 +5,13 @@ use std::io::{self, Read, Write};
 use base::{HostId, TransferTag};
 
 /// Magic number of frames; also the version of this format.
-const MAGIC: u32 = 0x4641_4952 + 3;
+const MAGIC: u32 = 0x4641_4952 + 4;
 pub(crate) const HEADER_BYTES: usize = 48;
 /// Longest text of a failure, or token, that is accepted, in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
 
-/// The kind of a frame.
+/// The kind of a frame. Between machines, receipts confirm frames that carry a message, its failure, or
+/// the loss of a host: their receiver echoes the header once it has all of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum FrameKind {

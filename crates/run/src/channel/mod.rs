@@ -39,6 +39,7 @@ use handshake::Credentials;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
+use receive::Delivered;
 use relays::{Forward, RelayJob, Relays, pass_on};
 use socket::ChannelListener;
 
@@ -77,6 +78,8 @@ struct Inner {
     relays: Relays,
     lanes: Lanes,
     partial: Mutex<HashMap<TransferTag, Partial>>,
+    /// Lock order: after `partial`.
+    delivered: Mutex<Delivered>,
     segments: Mutex<HashMap<(HostId, u64), Arc<MemfdSegment>>>,
     pool: Arc<Pool>,
     /// Connections that have not authenticated, the oldest first.
@@ -144,6 +147,7 @@ impl DataPlane {
             relays: Relays::default(),
             lanes: Lanes::default(),
             partial: Mutex::default(),
+            delivered: Mutex::default(),
             segments: Mutex::default(),
             pool: Arc::default(),
             strangers: Mutex::default(),
@@ -175,7 +179,7 @@ impl DataPlane {
 
     /// Registers a peer. A registered peer is replaced: it has restarted (a new incarnation).
     pub fn add_peer(&self, host: HostId, address: &str) {
-        let peer = Peer::new(self.0.credentials.clone(), address::choose(address));
+        let peer = Peer::new(host, self.0.credentials.clone(), address::choose(address));
         self.0.peers.write().insert(host, Arc::new(peer));
     }
 
@@ -444,12 +448,16 @@ impl Inner {
     ) -> Result<(), Status> {
         let is_large = bytes.len() >= INLINE_BYTES && channel != Channel::INSIDE;
         let turns = if is_large { self.turns.get(channel.0 as usize - 1) } else { None };
-        let _turn = turns.map(FairMutex::lock);
+        let mut turn = turns.map(FairMutex::lock);
         self.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.to_peer(to, |peer| peer.send(channel, tag, bytes))
+        self.to_peer(to, |peer| peer.send(channel, tag, bytes, || drop(turn.take())))
     }
 
-    fn to_peer(&self, to: HostId, send: impl Fn(&Peer) -> io::Result<()>) -> Result<(), Status> {
+    fn to_peer(
+        &self,
+        to: HostId,
+        send: impl FnOnce(&Arc<Peer>) -> io::Result<()>,
+    ) -> Result<(), Status> {
         let peer = self.peers.read().get(&to).cloned().ok_or_else(|| self.gone(to))?;
         send(&peer).map_err(|error| {
             Status::new(Code::Unavailable, format!("sending to host {to} failed: {error}"))
@@ -551,7 +559,7 @@ impl Forward for Inner {
         };
         let Err(error) = sent else { return };
         if let Err(error) = self.to_peer(to, |peer| peer.send_failure(onward, &error)) {
-            tracing::warn!(%error, "a message could not be passed on");
+            tracing::debug!(%error, "a failure could not be passed on");
         }
     }
 }
@@ -573,7 +581,7 @@ fn tidy(inner: &Weak<Inner>) {
         let peers: Vec<_> = inner.peers.read().values().cloned().collect();
         for peer in peers {
             if let Err(error) = peer.tidy() {
-                tracing::debug!(%error, "a peer could not be told of segments that are gone");
+                tracing::debug!(%error, "a peer did not hear of segments that are gone");
             }
         }
     }

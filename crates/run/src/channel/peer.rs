@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use base::{Channel, HostId, Status, TransferTag};
@@ -17,6 +19,11 @@ use super::socket::Socket;
 
 /// Messages below this size travel in their frame; others in a segment or over several streams.
 pub(crate) const INLINE_BYTES: usize = 64 << 10;
+/// With several channels: timeout of a connection attempt, time after which a connection on which
+/// nothing comes through ends, and interval between attempts to reach a peer by a channel again.
+const FAILOVER_CONNECT: Duration = Duration::from_secs(2);
+const FAILOVER_SILENCE: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(1);
 /// Number of streams over which a large message between machines is striped.
 const STREAMS: usize = 2;
 /// Timeout of a check whether a peer still listens.
@@ -32,16 +39,53 @@ struct Shared {
     seen_idle: bool,
 }
 
+/// A frame with its payload.
+#[derive(Debug, Clone, Copy)]
+struct Frame<'a> {
+    header: Header,
+    payload: &'a [u8],
+}
+
+impl Frame<'_> {
+    fn write(&self, socket: &mut Socket) -> io::Result<()> {
+        socket.write_frame(&self.header.encode(), self.payload)
+    }
+
+    /// Waits until the peer, on another machine, has received all of the frame.
+    fn await_receipt(&self, socket: &mut Socket) -> io::Result<()> {
+        if Header::read(socket)? == self.header {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "another frame was received"))
+    }
+}
+
+/// What was sent may not have been received.
+#[derive(Debug)]
+struct Undelivered {
+    error: io::Error,
+    was_connected: bool,
+}
+
+impl Undelivered {
+    fn before_connecting(error: io::Error) -> Self {
+        Self { error, was_connected: false }
+    }
+}
+
 /// One address of a process, and idle connections to it (a connection pool).
 #[derive(Debug)]
 struct Endpoint {
     address: String,
     connections: Mutex<Vec<Socket>>,
+    /// Whether it did not reach the process and another one did: it is avoided until it does again.
+    is_down: AtomicBool,
 }
 
 /// Another process on the data plane.
 #[derive(Debug)]
 pub(crate) struct Peer {
+    host: HostId,
     credentials: Arc<Credentials>,
     /// Its addresses; by channel, if there are several.
     endpoints: Vec<Endpoint>,
@@ -50,16 +94,24 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Creates a peer with these addresses, of which there is at least one.
-    pub fn new(credentials: Arc<Credentials>, addresses: Vec<String>) -> Self {
-        let endpoint = |address| Endpoint { address, connections: Mutex::default() };
+    pub fn new(host: HostId, credentials: Arc<Credentials>, addresses: Vec<String>) -> Self {
+        let endpoint = |address| Endpoint {
+            address,
+            connections: Mutex::default(),
+            is_down: AtomicBool::new(false),
+        };
         let endpoints = addresses.into_iter().map(endpoint).collect();
-        Self { credentials, endpoints, segments: Mutex::default() }
+        Self { host, credentials, endpoints, segments: Mutex::default() }
     }
 
-    /// Returns the endpoint of a channel; the first for [`Channel::INSIDE`] and unknown channels.
-    fn endpoint(&self, channel: Channel) -> &Endpoint {
+    /// Returns the number of a channel's endpoint; the first for [`Channel::INSIDE`] and unknown channels.
+    fn index(&self, channel: Channel) -> usize {
         let number = channel.0.saturating_sub(1) as usize;
-        self.endpoints.get(number).unwrap_or(&self.endpoints[0])
+        if number < self.endpoints.len() { number } else { 0 }
+    }
+
+    fn endpoint(&self, channel: Channel) -> &Endpoint {
+        &self.endpoints[self.index(channel)]
     }
 
     /// Whether the peer is reached on this machine by a channel.
@@ -67,43 +119,63 @@ impl Peer {
         self.endpoint(channel).address.starts_with("unix:")
     }
 
-    /// Sends one message.
-    pub fn send(&self, channel: Channel, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
-        let endpoint = self.endpoint(channel);
-        self.with_connection(endpoint, |socket| {
-            if bytes.len() < INLINE_BYTES {
-                self.send_part(socket, tag, bytes, 0, bytes.len())
-            } else if socket.is_local() {
-                self.send_segment(socket, tag, bytes)
-            } else {
-                self.send_striped(endpoint, socket, tag, bytes)
-            }
+    /// Sends one message; to another machine, by another channel if its own does not reach the peer
+    /// (failover).
+    ///
+    /// # Arguments
+    /// - `sent`: called once the message is on its way, and perhaps again.
+    pub fn send(
+        self: &Arc<Self>,
+        channel: Channel,
+        tag: TransferTag,
+        bytes: &[u8],
+        mut sent: impl FnMut(),
+    ) -> io::Result<()> {
+        if self.is_local(channel) {
+            return self.with_connection(self.endpoint(channel), |socket| {
+                if bytes.len() < INLINE_BYTES {
+                    self.part(tag, bytes, 0, bytes.len()).write(socket)
+                } else {
+                    self.send_segment(socket, tag, bytes)
+                }
+            });
+        }
+        let mut stripes = if bytes.len() < INLINE_BYTES { 1 } else { STREAMS };
+        self.deliver(self.index(channel), |endpoint| {
+            let stripe = bytes.len().div_ceil(stripes).next_multiple_of(4096).max(4096);
+            stripes = 1; // if sent again: a whole message needs no other part
+            let starts = (0..bytes.len().max(1)).step_by(stripe);
+            let end = |start: usize| bytes.len().min(start + stripe);
+            let frame = |start| self.part(tag, &bytes[start..end(start)], start, bytes.len());
+            self.transmit(endpoint, &starts.map(frame).collect::<Vec<_>>(), &mut sent)
         })
     }
 
     /// Reports that a message has failed.
-    pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
+    pub fn send_failure(self: &Arc<Self>, tag: TransferTag, error: &Status) -> io::Result<()> {
         self.send_text(self.header(FrameKind::Failure, tag, 0), error)
     }
 
     /// Reports that a host is lost: its messages with tags below `tag` never arrive.
-    pub fn send_loss(&self, lost: HostId, tag: TransferTag, error: &Status) -> io::Result<()> {
+    pub fn send_loss(
+        self: &Arc<Self>,
+        lost: HostId,
+        tag: TransferTag,
+        error: &Status,
+    ) -> io::Result<()> {
         let header = self.header(FrameKind::Loss, tag, 0);
         self.send_text(Header { offset: u64::from(lost.0), ..header }, error)
     }
 
-    fn send_text(&self, header: Header, error: &Status) -> io::Result<()> {
+    fn send_text(self: &Arc<Self>, header: Header, error: &Status) -> io::Result<()> {
         let text = error.to_string();
-        let by = |endpoint: &Endpoint| {
-            self.with_connection(endpoint, |socket| {
-                let length = text.len() as u64;
-                let header = Header { length, total: length, ..header };
-                socket.write_frame(&header.encode(), text.as_bytes())
-            })
-        };
-        // One of the endpoints may be down, so try all.
-        let (last, others) = self.endpoints.split_last().expect("there is a endpoint");
-        others.iter().find_map(|endpoint| by(endpoint).ok()).map_or_else(|| by(last), Ok)
+        let length = text.len() as u64;
+        let frame =
+            Frame { header: Header { length, total: length, ..header }, payload: text.as_bytes() };
+        if self.endpoints[0].address.starts_with("unix:") {
+            return self.with_connection(&self.endpoints[0], |socket| frame.write(socket));
+        }
+        self.deliver(0, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
     }
 
     /// Sends a ping and waits at most `timeout` for the answer.
@@ -117,6 +189,112 @@ impl Peer {
         })
     }
 
+    /// Delivers something by one endpoint of a peer on another machine, or by another that reaches it.
+    ///
+    /// # Errors
+    /// None does; the error is that of the preferred one.
+    fn deliver(
+        self: &Arc<Self>,
+        preferred: usize,
+        mut by: impl FnMut(&Endpoint) -> Result<(), Undelivered>,
+    ) -> io::Result<()> {
+        let is_down = |&index: &usize| self.endpoints[index].is_down.load(Ordering::Relaxed);
+        let others = (0..self.endpoints.len()).filter(|&index| index != preferred);
+        let mut order: VecDeque<usize> = std::iter::once(preferred).chain(others).collect();
+        order.make_contiguous().sort_by_key(is_down);
+        let mut failed: Vec<(usize, io::Error)> = Vec::new();
+        while let Some(index) = order.pop_front() {
+            match by(&self.endpoints[index]) {
+                Ok(()) => {
+                    for (other, error) in failed {
+                        if other != index {
+                            self.avoid(other, index, &error);
+                        }
+                    }
+                    return Ok(());
+                }
+                Err(Undelivered { error, was_connected }) => {
+                    if error.kind() == io::ErrorKind::PermissionDenied {
+                        return Err(error);
+                    }
+                    // The connection may have been an idle one that ended; connect once more.
+                    let is_first = failed.iter().all(|(other, _)| *other != index);
+                    if was_connected && is_first {
+                        order.push_back(index);
+                    }
+                    failed.push((index, error));
+                }
+            }
+        }
+        let of_preferred = failed.iter().position(|(index, _)| *index == preferred);
+        Err(failed.swap_remove(of_preferred.expect("it was tried")).1)
+    }
+
+    /// Sends frames at once, each by a connection of its own, and waits until the peer has all.
+    fn transmit(
+        &self,
+        endpoint: &Endpoint,
+        frames: &[Frame<'_>],
+        sent: &mut impl FnMut(),
+    ) -> Result<(), Undelivered> {
+        let connect = |_: &Frame<'_>| self.connection(endpoint);
+        let sockets: io::Result<Vec<Socket>> = frames.iter().map(connect).collect();
+        let mut sockets = sockets.map_err(Undelivered::before_connecting)?;
+        let received = (|| {
+            std::thread::scope(|scope| {
+                let mut pairs = frames.iter().zip(&mut sockets);
+                let first = pairs.next();
+                let others: Vec<_> =
+                    pairs.map(|(frame, socket)| scope.spawn(move || frame.write(socket))).collect();
+                let first = first.map_or(Ok(()), |(frame, socket)| frame.write(socket));
+                let join =
+                    |other: ScopedJoinHandle<'_, _>| other.join().expect("a stream panicked");
+                others.into_iter().map(join).fold(first, io::Result::and)
+            })?;
+            sent();
+            let mut pairs = frames.iter().zip(&mut sockets);
+            pairs.try_for_each(|(frame, socket)| frame.await_receipt(socket))
+        })();
+        if let Err(error) = received {
+            endpoint.connections.lock().clear(); // they may be as dead
+            return Err(Undelivered { error, was_connected: true });
+        }
+        endpoint.connections.lock().append(&mut sockets);
+        Ok(())
+    }
+
+    /// Returns which endpoints are avoided.
+    #[cfg(test)]
+    pub fn avoided(&self) -> Vec<bool> {
+        self.endpoints.iter().map(|endpoint| endpoint.is_down.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Avoids an endpoint that does not reach the peer, as another one does, until it does again.
+    fn avoid(self: &Arc<Self>, down: usize, instead: usize, error: &io::Error) {
+        if self.endpoints[down].is_down.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (host, channel, instead) = (self.host, down + 1, instead + 1);
+        tracing::warn!(%error, "channel {channel} does not reach host {host}; channel {instead} carries its messages");
+        let weak = Arc::downgrade(self);
+        let watch = move || {
+            loop {
+                std::thread::sleep(RETRY);
+                let Some(peer) = weak.upgrade() else { return };
+                let endpoint = &peer.endpoints[down];
+                if peer.try_address(&endpoint.address, FAILOVER_CONNECT).is_ok() {
+                    endpoint.is_down.store(false, Ordering::Relaxed);
+                    tracing::info!("channel {channel} reaches host {host} again");
+                    return;
+                }
+            }
+        };
+        let watching = std::thread::Builder::new().name("fairway-channel".to_owned()).spawn(watch);
+        if watching.is_err() {
+            self.endpoints[down].is_down.store(false, Ordering::Relaxed);
+        }
+    }
+
     fn header(&self, kind: FrameKind, tag: TransferTag, length: usize) -> Header {
         let length = length as u64;
         Header { kind, from: self.credentials.me, tag, length, offset: 0, total: length }
@@ -126,16 +304,21 @@ impl Peer {
     fn with_connection<T>(
         &self,
         endpoint: &Endpoint,
-        use_it: impl Fn(&mut Socket) -> io::Result<T>,
+        use_it: impl FnOnce(&mut Socket) -> io::Result<T>,
     ) -> io::Result<T> {
-        let idle = || endpoint.connections.lock().pop();
-        let mut socket = match std::iter::from_fn(idle).find(|socket| !socket.is_ended()) {
-            Some(socket) => socket,
-            None => self.connect(endpoint)?,
-        };
+        let mut socket = self.connection(endpoint)?;
         let result = use_it(&mut socket)?;
         endpoint.connections.lock().push(socket);
         Ok(result)
+    }
+
+    /// Takes an idle connection, or opens one.
+    fn connection(&self, endpoint: &Endpoint) -> io::Result<Socket> {
+        let idle = || endpoint.connections.lock().pop();
+        match std::iter::from_fn(idle).find(|socket| !socket.is_ended()) {
+            Some(socket) => Ok(socket),
+            None => self.connect(endpoint),
+        }
     }
 
     /// Opens a connection for a lane, of which `taken` bytes have been read. The peer may still refuse
@@ -178,49 +361,26 @@ impl Peer {
         greeted.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
     }
 
+    /// Connects to an endpoint; for not as long if there are others, and the connection ends sooner
+    /// when nothing comes through.
     fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
-        self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT)
+        if self.endpoints.len() < 2 {
+            return self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT);
+        }
+        let socket = Socket::connect_within(&endpoint.address, FAILOVER_CONNECT)?;
+        socket.set_silence(FAILOVER_SILENCE)?;
+        self.greet(socket, ANSWER_TIMEOUT)
     }
 
     fn greet(&self, socket: Socket, timeout: Duration) -> io::Result<Socket> {
         greet(socket, &self.credentials, timeout)
     }
 
-    fn send_part(
-        &self,
-        socket: &mut Socket,
-        tag: TransferTag,
-        part: &[u8],
-        offset: usize,
-        total: usize,
-    ) -> io::Result<()> {
-        let mut header = self.header(FrameKind::Inline, tag, part.len());
-        header.offset = offset as u64;
-        header.total = total as u64;
-        socket.write_frame(&header.encode(), part)
-    }
-
-    fn send_striped(
-        &self,
-        endpoint: &Endpoint,
-        first: &mut Socket,
-        tag: TransferTag,
-        bytes: &[u8],
-    ) -> io::Result<()> {
-        let stripe = bytes.len().div_ceil(STREAMS).next_multiple_of(4096);
-        std::thread::scope(|scope| {
-            let mut others = Vec::new();
-            for (index, part) in bytes.chunks(stripe).enumerate().skip(1) {
-                others.push(scope.spawn(move || {
-                    self.with_connection(endpoint, |socket| {
-                        self.send_part(socket, tag, part, index * stripe, bytes.len())
-                    })
-                }));
-            }
-            let part = &bytes[..stripe.min(bytes.len())];
-            self.send_part(first, tag, part, 0, bytes.len())?;
-            others.into_iter().try_for_each(|other| other.join().expect("a stream panicked"))
-        })
+    /// Returns the frame of a part of a message.
+    fn part<'a>(&self, tag: TransferTag, part: &'a [u8], offset: usize, total: usize) -> Frame<'a> {
+        let header = self.header(FrameKind::Inline, tag, part.len());
+        let header = Header { offset: offset as u64, total: total as u64, ..header };
+        Frame { header, payload: part }
     }
 
     fn send_segment(&self, socket: &mut Socket, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {

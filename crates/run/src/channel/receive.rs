@@ -1,14 +1,14 @@
 //! Receiving: a peer that connects authenticates itself, and then sends messages.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::{HostId, Status};
+use base::{HostId, Status, TransferTag};
 
 use super::frame::{FrameKind, HEADER_BYTES, Header, TEXT_LIMIT};
 use super::handshake::admit;
@@ -21,6 +21,8 @@ use super::{Inner, Partial};
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 /// Largest message that is accepted, in bytes.
 const MESSAGE_LIMIT: u64 = 64 << 30;
+/// Number of messages that are remembered as delivered.
+const DELIVERED_MAX: usize = 1 << 16;
 
 /// Serves connections until the data plane is closed.
 pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
@@ -38,8 +40,9 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
                 continue;
             }
         };
+        let peer = socket.peer();
         if let Err(error) = socket.check_peer(&inner.users) {
-            tracing::warn!(%error, "a data-plane connection was refused");
+            tracing::warn!(%error, "a data-plane connection from {peer} was refused");
             continue;
         }
         let Ok(stranger) = socket.try_clone().map(Arc::new) else { continue };
@@ -49,10 +52,21 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
             let admitted = admit(socket, &inner.credentials);
             inner.know(&stranger);
             drop(stranger);
-            if let Err(error) = admitted.and_then(|socket| serve(&inner, socket))
-                && error.kind() != io::ErrorKind::UnexpectedEof
-            {
-                tracing::warn!(%error, "a data-plane connection ended");
+            match admitted {
+                // Others look whether this endpoint is there.
+                Err(error) if is_end(&error) => {
+                    tracing::debug!(%error, "a data-plane connection ended before its hello");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a data-plane connection from {peer} was refused");
+                }
+                Ok(socket) => match serve(&inner, socket) {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        tracing::warn!(%error, "a data-plane connection from {peer} was closed");
+                    }
+                    Err(error) => tracing::debug!(%error, "a data-plane connection ended"),
+                    Ok(()) => {}
+                },
             }
         };
         let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(serve);
@@ -60,6 +74,10 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
             tracing::warn!(%error, "no thread for a data-plane connection");
         }
     }
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 /// Reads frames from one connection until it ends.
@@ -73,11 +91,12 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
         }
         match header.kind {
-            FrameKind::Hello => {}
-            FrameKind::Ping => socket.write_all(&header.encode())?,
+            FrameKind::Hello | FrameKind::Ping => {}
             FrameKind::Failure => {
                 let text = read_text(&mut socket, &header)?;
-                inner.arrive_from(header.from, header.tag, Err(Status::parse(&text)));
+                if socket.is_local() || inner.delivered.lock().insert(header.tag) {
+                    inner.arrive_from(header.from, header.tag, Err(Status::parse(&text)));
+                }
             }
             FrameKind::Loss => {
                 let text = read_text(&mut socket, &header)?;
@@ -91,8 +110,19 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
                 let (lane, from, taken) = (LaneName::of(&header), header.from, header.total);
                 return inner.lanes.offer(Opened { lane, from, taken, socket });
             }
+            FrameKind::Inline if header.length == header.total => {
+                receive_whole(inner, &mut socket, &header)?;
+            }
             FrameKind::Inline => receive_part(inner, &mut socket, &header)?,
             FrameKind::Segment => receive_segment(inner, file, &header)?,
+        }
+        let is_confirmed = match header.kind {
+            FrameKind::Ping => true,
+            FrameKind::Inline | FrameKind::Failure | FrameKind::Loss => !socket.is_local(),
+            _ => false,
+        };
+        if is_confirmed {
+            socket.write_all(&header.encode())?;
         }
     }
 }
@@ -106,6 +136,21 @@ fn read_text(socket: &mut Socket, header: &Header) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
+/// Receives a message in one frame. Of a message from another machine, parts may have come before, or
+/// all of it: it was sent again if their connection has failed.
+fn receive_whole(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
+    let total = header.total as usize;
+    let block = Arc::new(inner.pool.take(total)?);
+    // SAFETY: the block is new, so no other reference exists.
+    socket.read_exact(unsafe { block.slice_mut(0, total) })?;
+    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
+    if socket.is_local() || inner.delivered.lock().insert(header.tag) {
+        inner.partial.lock().remove(&header.tag);
+        inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
+    }
+    Ok(())
+}
+
 fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
     if header.offset.checked_add(header.length).is_none_or(|end| end > header.total) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "stripe outside its message"));
@@ -113,6 +158,10 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
     let total = header.total as usize;
     let block = {
         let mut partial = inner.partial.lock();
+        if inner.delivered.lock().contains(header.tag) {
+            let text = "a stripe of a message that has come already";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
         let known = match partial.entry(header.tag) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
@@ -133,9 +182,39 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
     if entry.missing == 0 {
         partial.remove(&header.tag);
         drop(partial);
-        inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
+        if inner.delivered.lock().insert(header.tag) {
+            inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
+        }
     }
     Ok(())
+}
+
+/// The messages from other machines that were delivered last: one that comes again is not delivered
+/// again.
+#[derive(Debug, Default)]
+pub(crate) struct Delivered {
+    tags: HashSet<TransferTag>,
+    order: VecDeque<TransferTag>,
+}
+
+impl Delivered {
+    /// Adds a message; returns whether it is new.
+    pub fn insert(&mut self, tag: TransferTag) -> bool {
+        if !self.tags.insert(tag) {
+            return false;
+        }
+        self.order.push_back(tag);
+        if self.order.len() > DELIVERED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.tags.remove(&oldest);
+        }
+        true
+    }
+
+    fn contains(&self, tag: TransferTag) -> bool {
+        self.tags.contains(&tag)
+    }
 }
 
 impl Partial {

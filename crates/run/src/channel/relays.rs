@@ -1,17 +1,13 @@
 //! Relays: messages that this process forwards to other hosts.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
 use super::inbox::ReceiveResult;
-
-/// Idle time after which a relay thread ends.
-const IDLE: Duration = Duration::from_secs(5);
+use crate::queues::Queues;
 
 /// Where to forward one message.
 #[derive(Debug, Clone, Copy)]
@@ -22,16 +18,13 @@ pub(crate) struct RelayJob {
     pub channel: Channel,
 }
 
-/// Queue of the relay thread of one channel and host.
-type Line = Sender<(RelayJob, ReceiveResult)>;
-
 /// Messages to be forwarded, on arrival or now.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     /// Relays whose message has not arrived, by its tag.
     pub open: Mutex<HashMap<TransferTag, Vec<RelayJob>>>,
     /// Queues by channel and target host: messages of a queue are forwarded in the order of arrival.
-    lines: Mutex<HashMap<(Channel, HostId), Line>>,
+    queues: Queues<(Channel, HostId), (RelayJob, ReceiveResult)>,
 }
 
 /// What sends the messages that are relayed.
@@ -54,42 +47,11 @@ impl Relays {
 
 /// Queues a message, or its failure, to be forwarded.
 pub(crate) fn pass_on<F: Forward>(owner: &Arc<F>, relay: RelayJob, outcome: ReceiveResult) {
-    let line = (relay.channel, relay.to);
-    let mut lines = owner.relays().lines.lock();
-    // A thread removes its queue when it ends, unless it has panicked.
-    let unsent = match lines.get(&line).map(|sender| sender.send((relay, outcome.clone()))) {
-        Some(Ok(())) => return,
-        Some(Err(unsent)) => unsent.0,
-        None => (relay, outcome),
-    };
-    let (sender, waiting) = channel();
-    sender.send(unsent).expect("its other end is here");
     let weak = Arc::downgrade(owner);
-    std::thread::spawn(move || carry(&weak, line, &waiting));
-    lines.insert(line, sender);
-}
-
-/// Forwards the messages of one queue.
-fn carry<F: Forward>(
-    owner: &Weak<F>,
-    line: (Channel, HostId),
-    waiting: &Receiver<(RelayJob, ReceiveResult)>,
-) {
-    loop {
-        let next = match waiting.recv_timeout(IDLE) {
-            Ok(next) => next,
-            Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {
-                let Some(owner) = owner.upgrade() else { return };
-                let mut lines = owner.relays().lines.lock();
-                let Ok(next) = waiting.try_recv() else {
-                    lines.remove(&line);
-                    return;
-                };
-                next
-            }
-        };
-        let Some(owner) = owner.upgrade() else { return };
-        owner.forward(next.0, &next.1);
-    }
+    let forward = move |(relay, outcome): (RelayJob, ReceiveResult)| {
+        if let Some(owner) = weak.upgrade() {
+            owner.forward(relay, &outcome);
+        }
+    };
+    owner.relays().queues.submit((relay.channel, relay.to), (relay, outcome), forward);
 }

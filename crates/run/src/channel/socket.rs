@@ -13,8 +13,8 @@ use transport::{EncryptedStream, Encryption};
 /// Timeout of a connection attempt; an address that is not routable gives no answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for which sent data may stay unacknowledged (`TCP_USER_TIMEOUT`); otherwise a link that is down
-/// would block the messages queued on its channel for a quarter of an hour.
+/// Time after which a silent connection ends, unless it is set; otherwise a link that is down would
+/// block the messages queued on its channel for a quarter of an hour.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// A connection.
@@ -119,8 +119,20 @@ impl Socket {
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        rustix::net::sockopt::set_tcp_user_timeout(&stream, SILENCE_MAX.as_millis() as u32)?;
-        Ok(Self::Tcp(stream))
+        let socket = Self::Tcp(stream);
+        socket.set_silence(SILENCE_MAX)?;
+        Ok(socket)
+    }
+
+    /// Ends a TCP connection once the other end's kernel has acknowledged nothing for `silence`: neither
+    /// data (`TCP_USER_TIMEOUT`), nor probes while there are none.
+    pub fn set_silence(&self, silence: Duration) -> io::Result<()> {
+        use rustix::net::sockopt;
+        sockopt::set_tcp_user_timeout(self, silence.as_millis() as u32)?;
+        sockopt::set_socket_keepalive(self, true)?;
+        sockopt::set_tcp_keepidle(self, silence / 2)?;
+        sockopt::set_tcp_keepintvl(self, silence / 5)?;
+        Ok(())
     }
 
     /// Encrypts a new TCP connection; blocks until both ends have.
@@ -206,6 +218,16 @@ impl Socket {
                 }
             }
         }
+    }
+
+    /// Returns the peer's address, for messages.
+    pub fn peer(&self) -> String {
+        let address = match self {
+            Self::Unix(_) => return "this machine".to_owned(),
+            Self::Tcp(stream) => stream.peer_addr(),
+            Self::Encrypted(stream) => stream.stream().peer_addr(),
+        };
+        address.map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string())
     }
 
     /// Whether the peer has closed the connection. For idle connections, on which nothing is received.

@@ -340,3 +340,137 @@ fn one_end_that_encrypts_and_one_that_does_not_say_so() {
         assert!(to.take(TransferTag(1), Duration::from_millis(100)).is_err());
     }
 }
+
+/// A link to an endpoint that carries so many bytes in each direction, and then ends all connections.
+struct Link {
+    address: String,
+    forth: Arc<AtomicU64>,
+    back: Arc<AtomicU64>,
+    /// Whether it carries on by new connections after it has ended the others.
+    recovers: Arc<AtomicBool>,
+}
+
+impl Link {
+    const ENOUGH: u64 = 1 << 40;
+
+    fn to(target: &str) -> Self {
+        let target = target.strip_prefix("tcp:").unwrap().to_owned();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp:{}", listener.local_addr().unwrap());
+        let recovers = Arc::new(AtomicBool::new(false));
+        let (forth, back) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let link =
+            Self { address, forth: forth.clone(), back: back.clone(), recovers: recovers.clone() };
+        link.mend();
+        std::thread::spawn(move || {
+            for connector in listener.incoming().map_while(Result::ok) {
+                if forth.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                let acceptor = std::net::TcpStream::connect(&target).unwrap();
+                for (from, to, left) in [
+                    (connector.try_clone().unwrap(), acceptor.try_clone().unwrap(), forth.clone()),
+                    (acceptor, connector, back.clone()),
+                ] {
+                    let recovers = recovers.clone();
+                    std::thread::spawn(move || Self::carry(from, to, &left, &recovers));
+                }
+            }
+        });
+        link
+    }
+
+    fn carry(
+        mut from: std::net::TcpStream,
+        mut to: std::net::TcpStream,
+        left: &AtomicU64,
+        recovers: &AtomicBool,
+    ) {
+        let mut part = [0; 4096];
+        while let Ok(count @ 1..) = std::io::Read::read(&mut from, &mut part) {
+            let before = left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    Some(left.saturating_sub(count as u64))
+                })
+                .unwrap();
+            let carried = count.min(before as usize);
+            if to.write_all(&part[..carried]).is_err() || carried < count {
+                break;
+            }
+        }
+        if recovers.load(Ordering::Relaxed) {
+            left.store(Self::ENOUGH, Ordering::Relaxed);
+        }
+        for socket in [from, to] {
+            drop(socket.shutdown(std::net::Shutdown::Both));
+        }
+    }
+
+    fn mend(&self) {
+        self.forth.store(Self::ENOUGH, Ordering::Relaxed);
+        self.back.store(Self::ENOUGH, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_a_failed_channel_carried_comes_once_by_another() {
+    let channels = ["tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:0".to_owned()];
+    let (one, _) = pair("tcp");
+    let two = DataPlane::listen(HostId(2), "tcp:127.0.0.1:0", &channels, "secret", false).unwrap();
+    let link = Link::to(&two.channels()[0]);
+    one.add_peer(HostId(2), &format!("{},{}", link.address, two.channels()[1]));
+    let mut next = 0;
+    let mut send = |size: usize| {
+        next += 1;
+        let bytes: Vec<u8> = (0..size).map(|i| (i * 7 + next) as u8).collect();
+        let tag = TransferTag(next as u64);
+        one.send(HostId(2), Channel(1), tag, &bytes).unwrap();
+        assert!(two.take(tag, WHILE).unwrap().as_ref() == &bytes[..]);
+    };
+    let is_down = || {
+        let peer = one.0.peers.read()[&HostId(2)].clone();
+        peer.avoided()
+    };
+    // A small message, and one of several stripes, end in the middle, or arrive without a receipt.
+    for (size, forth, back) in [
+        (1000, 100, Link::ENOUGH),
+        (1000, Link::ENOUGH, 10),
+        (1_000_000, 600_000, Link::ENOUGH),
+        (1_000_000, Link::ENOUGH, 10),
+        (1000, 0, 0),
+    ] {
+        send(size);
+        assert_eq!(is_down(), [false, false], "it was whole before");
+        link.forth.store(forth, Ordering::Relaxed);
+        link.back.store(back, Ordering::Relaxed);
+        send(size);
+        assert_eq!(is_down(), [true, false], "{size} {forth} {back}");
+        send(size);
+        link.mend();
+        let began = std::time::Instant::now();
+        while is_down()[0] {
+            assert!(began.elapsed() < WHILE, "it is whole again");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    assert_eq!(two.traffic().2, 0, "nothing came twice");
+    assert!(two.0.partial.lock().is_empty());
+    one.close();
+    two.close();
+}
+
+#[test]
+fn a_channel_is_not_avoided_when_its_idle_connections_have_ended() {
+    let (one, two) = pair("tcp");
+    let link = Link::to(two.address());
+    one.add_peer(HostId(2), &link.address);
+    for tag in 1..4 {
+        one.send(HostId(2), Channel(1), TransferTag(tag), &[tag as u8; 100]).unwrap();
+        assert_eq!(two.take(TransferTag(tag), WHILE).unwrap().as_ref(), [tag as u8; 100]);
+        // The connection ends with the next message, after it was found to be alive.
+        link.recovers.store(true, Ordering::Relaxed);
+        link.forth.store(100, Ordering::Relaxed);
+    }
+    one.close();
+    two.close();
+}

@@ -31,6 +31,7 @@ fn endpoint() -> Arc<Inner> {
         relays: Default::default(),
         lanes: Default::default(),
         partial: Mutex::default(),
+        delivered: Mutex::default(),
         segments: Mutex::default(),
         pool: Arc::default(),
         strangers: Mutex::default(),
