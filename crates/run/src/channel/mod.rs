@@ -14,6 +14,7 @@ mod lanes;
 mod memory;
 mod peer;
 mod receive;
+mod recent;
 mod relays;
 mod socket;
 
@@ -39,7 +40,7 @@ use handshake::Credentials;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
-use receive::Delivered;
+use recent::RecentTags;
 use relays::{Forward, RelayJob, Relays, pass_on};
 use socket::ChannelListener;
 
@@ -79,7 +80,7 @@ struct Inner {
     lanes: Lanes,
     partial: Mutex<HashMap<TransferTag, Partial>>,
     /// Lock order: after `partial`.
-    delivered: Mutex<Delivered>,
+    delivered: Mutex<RecentTags>,
     segments: Mutex<HashMap<(HostId, u64), Arc<MemfdSegment>>>,
     pool: Arc<Pool>,
     /// Connections that have not authenticated, the oldest first.

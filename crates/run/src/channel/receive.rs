@@ -1,14 +1,14 @@
 //! Receiving: a peer that connects authenticates itself, and then sends messages.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::{HostId, Status, TransferTag};
+use base::{HostId, Status};
 
 use super::frame::{FrameKind, HEADER_BYTES, Header, TEXT_LIMIT};
 use super::handshake::admit;
@@ -21,8 +21,6 @@ use super::{Inner, Partial};
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 /// Largest message that is accepted, in bytes.
 const MESSAGE_LIMIT: u64 = 64 << 30;
-/// Number of messages that are remembered as delivered.
-const DELIVERED_MAX: usize = 1 << 16;
 
 /// Serves connections until the data plane is closed.
 pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
@@ -187,34 +185,6 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
         }
     }
     Ok(())
-}
-
-/// The messages from other machines that were delivered last: one that comes again is not delivered
-/// again.
-#[derive(Debug, Default)]
-pub(crate) struct Delivered {
-    tags: HashSet<TransferTag>,
-    order: VecDeque<TransferTag>,
-}
-
-impl Delivered {
-    /// Adds a message; returns whether it is new.
-    pub fn insert(&mut self, tag: TransferTag) -> bool {
-        if !self.tags.insert(tag) {
-            return false;
-        }
-        self.order.push_back(tag);
-        if self.order.len() > DELIVERED_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.tags.remove(&oldest);
-        }
-        true
-    }
-
-    fn contains(&self, tag: TransferTag) -> bool {
-        self.tags.contains(&tag)
-    }
 }
 
 impl Partial {

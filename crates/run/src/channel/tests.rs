@@ -341,7 +341,7 @@ fn one_end_that_encrypts_and_one_that_does_not_say_so() {
     }
 }
 
-/// A link to an endpoint that carries so many bytes in each direction, and then ends all connections.
+/// A link to an endpoint that carries a number of bytes in each direction, and then ends all connections.
 struct Link {
     address: String,
     forth: Arc<AtomicU64>,
