@@ -77,6 +77,21 @@ def test_manifests_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--image", "x y"), "the image is 'x y'"),
+        (("--image", "x", "--on", "ssh:a,b"), "--on says nothing that manifests"),
+        (("--image", "x", "--channels", "auto"), "--channels says nothing that manifests"),
+    ],
+)
+def test_options_that_manifests_do_not_have_are_refused(given: tuple[str, ...], says: str) -> None:
+    result = CliRunner().invoke(app, ["manifests", *given])
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
     ("settings", "name", "refused"),
     [
         ({"listen": "127.0.0.1:7"}, "fairway", "listen is of one machine"),

@@ -65,6 +65,29 @@ def test_hosts_run_on_machines_that_ssh_reaches(by_ssh: Machines) -> None:
         until(lambda name=name: not by_ssh.processes(name), 10, f"nothing is left on {name}")
 
 
+STEP = """
+import jax
+here, away = jax.devices()
+step = jax.jit(lambda x: x * 2)
+for _ in range(4):
+    x = step(jax.device_put(step(jax.device_put(jax.numpy.ones(1 << 16), here)), away))
+print(x.sum())
+"""
+
+
+def test_a_step_on_other_machines_is_captured(by_ssh: Machines, tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "step.fw"
+    script.write_text(STEP)
+    gateway, names = f'gateway = "{by_ssh.controller}:0"', ",".join([*by_ssh.names[:2], ""])
+    (tmp_path / "there.toml").write_text(f'islands = "2x1x1"\ndata_plane = "tcp"\n{gateway}\n')
+    command = [sys.executable, "-m", "fairway", "capture", str(script), "-o", str(out)]
+    command += ["--on", f"ssh:{names}", "--config", str(tmp_path / "there.toml"), "--"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "on [1] = move" in out.read_text()
+    assert out.with_suffix(".report").exists()
+
+
 def test_a_machine_that_vanishes_is_replaced(by_ssh: Machines) -> None:
     """Its island comes back on a spare one, and is usable again; the other island goes on."""
     with Run(on_machines(by_ssh, "2x1x1", by_ssh.names)) as run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -56,6 +57,22 @@ def test_what_was_unpacked_is_kept(tmp_path: Path) -> None:
     assert (kept / "corpus" / "text.py").read_text() == "NAME = 'corpus/text.py'\n"
     assert [one.name for one in kept.parent.iterdir()] == [archive.digest]
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_no_host_asked_for_is_removed(tmp_path: Path) -> None:
+    code, cache = folder(tmp_path), ArchiveCache(tmp_path / "cache")
+    archives = []
+    for number in range(3):
+        (code / "other.py").write_text(f"NAME = {number}\n")
+        archives.append(ModuleArchive.of(code, None))
+        os.utime(cache.add(archives[-1].digest, archives[-1].data), (0, 0) if number < 2 else None)
+        if number == 0:
+            assert cache.find(archives[0].digest), "it is in use again"
+    (code / "other.py").write_text("NAME = 3\n")
+    newest = ModuleArchive.of(code, None)
+    cache.add(newest.digest, newest.data)
+    kept = [cache.find(one.digest) is not None for one in (*archives, newest)]
+    assert kept == [True, False, True, True]
 
 
 @pytest.mark.parametrize("name", ["../out.py", "/etc/out.py", "a/../../out.py", "data.so", "x"])

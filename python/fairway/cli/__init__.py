@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -33,9 +33,7 @@ from fairway.cli.dev import dev_app
 from fairway.cli.doctor import check_machine
 from fairway.cli.explaining import explain_step
 from fairway.cli.islands import (
-    Config,
     IslandOptions,
-    Islands,
     described,
 )
 from fairway.cli.jobs import share_fabric
@@ -125,6 +123,8 @@ CAPTURE_OPTIONS = {
     **dict.fromkeys(OUT_OPTIONS, "out"),
     "--islands": "islands",
     "--config": "config",
+    "--on": "on",
+    "--channels": "channels",
 }
 
 
@@ -250,6 +250,7 @@ def run(
         "allow_interspersed_args": False,
     }
 )
+@grouped
 def capture(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
@@ -257,8 +258,8 @@ def capture(
         Path | None, typer.Option("--out", "-o", help="File for the program. [default: step.fw]")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", hidden=True)] = None,
-    islands: Islands = None,
-    config: Config = None,
+    *,
+    islands: IslandOptions,
 ) -> None:
     """Run a JAX script and write its last step as a program with measured times.
 
@@ -274,16 +275,23 @@ def capture(
     if "--" not in context.args:
         _point_out(arguments, CAPTURE_OPTIONS)
     out = renamed(out, output, "--out", "--output")
-    before = {"out": out, "islands": islands, "config": config}
+    before = [*(["--out"] if out is not None else []), *islands.given()]
     for name in taken:
-        if before[name] is not None:
+        if f"--{name}" in before:
             raise ConfigError(f"--{name} is given before the script and behind it; leave one out")
     if "--" not in context.args and "out" in taken:
         note(f"the step will be written to {taken['out']}; the script's own -o goes behind `--`")
     path = Path(taken.get("out") or out or "step.fw")
     check_output(path, (".fw",))
-    file = Path(taken["config"]) if "config" in taken else config
-    settings = IslandOptions(taken.get("islands", islands), file).settings().serving(script)
+    behind: dict[str, Any] = {name: taken[name] for name in taken if name != "out"}
+    if "config" in behind:
+        behind["config"] = Path(behind["config"])
+    settings = replace(islands, **behind).settings()
+    if settings.is_in_kubernetes:
+        raise ConfigError(
+            f"a step in Kubernetes ({settings.on}) cannot be captured; expected another engine"
+        )
+    settings = settings.serving(script)
     text = record_step(settings, script, arguments, path, interrupts, f"{path} is not written")
     console = results()
     for table in summary(text):

@@ -17,6 +17,7 @@ from fairway.cli.options import grouped
 from fairway.cluster.kubernetes import KubernetesCluster
 from fairway.cluster.manifests import as_yaml, cluster_manifests, read_manifests
 from fairway.cluster.supervisor import Run
+from fairway.errors import ConfigError
 from fairway.interrupts import Interrupts
 from fairway.settings import Settings
 
@@ -24,6 +25,7 @@ __all__ = ["brought_up", "hold", "print_manifests"]
 
 DEFAULT_NAME = "fairway"
 LOOK_S = 2.0
+OF_MACHINES = ("--on", "--nodes", "--channels", "--timeline")
 FILES = (".yaml", ".yml")
 
 
@@ -45,6 +47,11 @@ def print_manifests(
     Ctrl-C. They have the cluster's tokens: keep them secret.
     """
     check_output(out, FILES)
+    for option in islands.given():
+        if option in OF_MACHINES:
+            raise ConfigError(
+                f"{option} says nothing that manifests of Kubernetes have; leave it out"
+            )
     manifests = cluster_manifests(islands.settings(), image, name)
     text = as_yaml(manifests)
     if out is None:

@@ -46,6 +46,7 @@ WAIT_S = 86_400
 """Time for which agents look for a controller that is away."""
 REPLACED_MAX = 1_000_000
 """Pods of an island that may be replaced, because they or their nodes failed."""
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 OF_MACHINES = ("timeline", "log_folder", "input_path", "allow_users", "listen", "nodes")
 """Settings of the controller's machine, which a pod has nothing of."""
 
@@ -59,13 +60,15 @@ def cluster_manifests(settings: Settings, image: str, name: str) -> list[dict[st
         name: of the cluster, and of all objects.
 
     Raises:
-        ConfigError: the name is none for Kubernetes, or a setting is of one machine.
+        ConfigError: the name or the image is none for Kubernetes, or a setting is of one machine.
     """
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             f"the cluster is named {name!r}; expected at most 40 lower-case letters, digits and "
             "hyphens, for Kubernetes"
         )
+    if IMAGE.fullmatch(image) is None:
+        raise ConfigError(f"the image is {image!r}; expected such as registry.example/fairway:0.2")
     default = {field.name: field.default for field in dataclasses.fields(Settings)}
     for setting in OF_MACHINES:
         if getattr(settings, setting) != default[setting]:

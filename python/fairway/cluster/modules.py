@@ -6,11 +6,13 @@ archives that it has received, unpacked, and asks only for those that it does no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import shutil
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,8 @@ __all__ = ["SIZE_MAX", "ArchiveCache", "ModuleArchive"]
 SIZE_MAX = 16 << 20
 """Most bytes of an archive's files; modules are small, and data are no modules."""
 FILES_MAX, ENTRIES_MAX = 20_000, 100_000
+UNUSED_S_MAX = 30 * 24 * 3600.0
+"""Time for which an archive is kept that no host asks for."""
 NOT_OURS = ("__pycache__", "site-packages", "node_modules")
 """Folders without modules of the user's."""
 ENVIRONMENT = "pyvenv.cfg"
@@ -83,10 +87,14 @@ class ArchiveCache:
     def find(self, digest: str) -> Path | None:
         """Returns the folder of an archive; None if it is not kept."""
         path = self._folder / digest
-        return path if path.is_dir() else None
+        if not path.is_dir():
+            return None
+        with contextlib.suppress(OSError):  # it is only not known that it is in use
+            os.utime(path)
+        return path
 
     def add(self, digest: str, data: bytes) -> Path:
-        """Unpacks an archive; returns its folder.
+        """Unpacks an archive; returns its folder. Removes those that were not used for long.
 
         Raises:
             AgentError: it is another archive, or has more than modules.
@@ -95,6 +103,7 @@ class ArchiveCache:
         if hashlib.sha256(data).hexdigest() != digest:
             raise AgentError("an archive of modules is another one than was asked for")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._prune()
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
         try:
             _unpack(data, partial)
@@ -106,6 +115,13 @@ class ArchiveCache:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return self._folder / digest
+
+    def _prune(self) -> None:
+        oldest_s = time.time() - UNUSED_S_MAX
+        for path in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # another agent of this user was faster
+                if path.stat().st_mtime < oldest_s:
+                    shutil.rmtree(path)
 
 
 def _too_much(folder: Path) -> ConfigError:
