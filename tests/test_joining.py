@@ -302,6 +302,7 @@ def test_agents_that_send_nonsense_are_closed(own_runtime: Path, tmp_path: Path)
     with waiting() as (_, address, token):
         remote = _native.Remote(address, token)
         remote.carry(tmp_path / "agents.sock", SERVICE)
+        refused = 0
         hello = b'{"type":"hello","machine":"%s","address":"x","process":1,"versions":{}}\n'
         for text in (
             b"hello\n",
@@ -316,9 +317,12 @@ def test_agents_that_send_nonsense_are_closed(own_runtime: Path, tmp_path: Path)
                 connection.connect(str(tmp_path / "agents.sock"))
                 try:
                     connection.sendall(text)
-                    assert connection.recv(1) == b""
+                    [answer] = connection.makefile().readlines()
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # closed before all of it was sent
+                    continue  # closed before all of it was sent
+            assert msgspec.json.decode(answer, type=AgentRefused).reason
+            refused += 1
+        assert refused >= 4
         remote.close()
 
 

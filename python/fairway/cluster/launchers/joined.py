@@ -334,12 +334,12 @@ class JoinedHosts:
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read_message(reader, self._decoder)
-        except TimeoutError:
-            return None
-        except AgentError as error:
-            self._note(f"an agent was refused: {error}")
-            return None
-        if not isinstance(hello, AgentHello):
+                if not isinstance(hello, AgentHello):
+                    raise AgentError("its first message is not a hello")
+        except (AgentError, TimeoutError) as error:
+            reason = str(error) or f"it sent no hello within {HELLO_S:g} s"
+            self._note(f"an agent was refused: {reason}")
+            writer.write(encoded(AgentRefused(reason)))
             return None
         agent = _Agent(writer, hello)
         if remedy := self._remedy(hello):
