@@ -181,7 +181,8 @@ impl DataPlane {
     /// Registers a peer. A registered peer is replaced: it has restarted (a new incarnation).
     pub fn add_peer(&self, host: HostId, address: &str) {
         let peer = Peer::new(host, self.0.credentials.clone(), address::choose(address));
-        self.0.peers.write().insert(host, Arc::new(peer));
+        let before = self.0.peers.write().insert(host, Arc::new(peer));
+        before.inspect(|peer| peer.give_up());
     }
 
     /// Removes a peer and fails the messages that are still expected from it; those with tags below
@@ -416,6 +417,7 @@ impl DataPlane {
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
         self.0.inbox.close();
+        self.0.peers.read().values().for_each(|peer| peer.give_up());
         for address in &self.0.addresses {
             drop(Socket::connect(address));
             if let Some(path) = address.strip_prefix("unix:") {
@@ -496,7 +498,8 @@ impl Inner {
 
     fn lose_peer(self: &Arc<Self>, host: HostId, tag: TransferTag, error: &Status) {
         self.raise_first_tag(host, tag);
-        self.peers.write().remove(&host);
+        let lost = self.peers.write().remove(&host);
+        lost.inspect(|peer| peer.give_up());
         self.lost.lock().insert(host, error.clone());
         self.segments.lock().retain(|(from, _), _| *from != host);
         self.partial.lock().retain(|_, partial| partial.from != host);

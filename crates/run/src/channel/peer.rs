@@ -1,12 +1,12 @@
 //! Sending to another process: the connections to it and the segments it shares with this one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
@@ -24,6 +24,10 @@ pub(crate) const INLINE_BYTES: usize = 64 << 10;
 const FAILOVER_CONNECT: Duration = Duration::from_secs(2);
 const FAILOVER_SILENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
+/// Time for which delivery is tried while no endpoint reaches the peer, and
+/// pause between attempts.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(200);
 /// Number of streams over which a large message between machines is striped.
 const STREAMS: usize = 2;
 /// Timeout of a check whether a peer still listens.
@@ -90,6 +94,15 @@ pub(crate) struct Peer {
     /// Its addresses; by channel, if there are several.
     endpoints: Vec<Endpoint>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
+    /// Whether nothing is to be delivered to it any more.
+    is_lost: AtomicBool,
+}
+
+/// Whether an endpoint may be reached again after such an error.
+fn is_outage(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock};
+    let kinds = [HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock];
+    kinds.contains(&error.kind())
 }
 
 impl Peer {
@@ -101,7 +114,8 @@ impl Peer {
             is_down: AtomicBool::new(false),
         };
         let endpoints = addresses.into_iter().map(endpoint).collect();
-        Self { host, credentials, endpoints, segments: Mutex::default() }
+        let is_lost = AtomicBool::new(false);
+        Self { host, credentials, endpoints, segments: Mutex::default(), is_lost }
     }
 
     /// Returns the number of a channel's endpoint; the first for [`Channel::INSIDE`] and unknown channels.
@@ -189,45 +203,72 @@ impl Peer {
         })
     }
 
-    /// Delivers something by one endpoint of a peer on another machine, or by another that reaches it.
+    /// Ends attempts to deliver something: the process is lost, or this one ends.
+    pub fn give_up(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Delivers something to a peer on another machine: by an endpoint, or by another that reaches it,
+    /// or by the first that does again.
     ///
     /// # Errors
-    /// None does; the error is that of the preferred one.
+    /// None does for [`PATIENCE`], or the peer is lost; the error is that of the preferred one. Or its
+    /// machine refuses connections.
     fn deliver(
         self: &Arc<Self>,
         preferred: usize,
         mut by: impl FnMut(&Endpoint) -> Result<(), Undelivered>,
     ) -> io::Result<()> {
+        let began = Instant::now();
+        loop {
+            match self.deliver_once(preferred, &mut by) {
+                Err(error) if is_outage(&error) && began.elapsed() < PATIENCE => {
+                    if self.is_lost.load(Ordering::Relaxed) {
+                        return Err(error);
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                delivered => return delivered,
+            }
+        }
+    }
+
+    fn deliver_once(
+        self: &Arc<Self>,
+        preferred: usize,
+        by: &mut impl FnMut(&Endpoint) -> Result<(), Undelivered>,
+    ) -> io::Result<()> {
         let is_down = |&index: &usize| self.endpoints[index].is_down.load(Ordering::Relaxed);
         let others = (0..self.endpoints.len()).filter(|&index| index != preferred);
         let mut order: VecDeque<usize> = std::iter::once(preferred).chain(others).collect();
         order.make_contiguous().sort_by_key(is_down);
-        let mut failed: Vec<(usize, io::Error)> = Vec::new();
+        let mut failed: BTreeMap<usize, io::Error> = BTreeMap::new();
         while let Some(index) = order.pop_front() {
             match by(&self.endpoints[index]) {
                 Ok(()) => {
+                    failed.remove(&index);
                     for (other, error) in failed {
-                        if other != index {
-                            self.avoid(other, index, &error);
-                        }
+                        self.avoid(other, index, &error);
                     }
                     return Ok(());
                 }
+                Err(Undelivered { error, .. })
+                    if error.kind() == io::ErrorKind::PermissionDenied =>
+                {
+                    return Err(error);
+                }
                 Err(Undelivered { error, was_connected }) => {
-                    if error.kind() == io::ErrorKind::PermissionDenied {
-                        return Err(error);
-                    }
                     // The connection may have been an idle one that ended; connect once more.
-                    let is_first = failed.iter().all(|(other, _)| *other != index);
-                    if was_connected && is_first {
+                    if failed.insert(index, error).is_none() && was_connected {
                         order.push_back(index);
                     }
-                    failed.push((index, error));
                 }
             }
         }
-        let of_preferred = failed.iter().position(|(index, _)| *index == preferred);
-        Err(failed.swap_remove(of_preferred.expect("it was tried")).1)
+        // One that may be reached again counts most.
+        let weight = |(index, error): &(usize, io::Error)| (is_outage(error), *index == preferred);
+        let (_, error) = failed.into_iter().max_by_key(weight).expect("one was tried");
+        Err(error)
     }
 
     /// Sends frames at once, each by a connection of its own, and waits until the peer has all.

@@ -55,6 +55,11 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
                 Err(error) if is_end(&error) => {
                     tracing::debug!(%error, "a data-plane connection ended before its hello");
                 }
+                Err(error) if is_timeout(&error) => {
+                    tracing::warn!(
+                        "a data-plane connection from {peer} was refused: no hello in time"
+                    );
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a data-plane connection from {peer} was refused");
                 }
@@ -78,6 +83,10 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
 /// Reads frames from one connection until it ends.
 fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     let mut header = [0; HEADER_BYTES];
@@ -93,6 +102,7 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             FrameKind::Failure => {
                 let text = read_text(&mut socket, &header)?;
                 if socket.is_local() || inner.delivered.lock().insert(header.tag) {
+                    inner.partial.lock().remove(&header.tag);
                     inner.arrive_from(header.from, header.tag, Err(Status::parse(&text)));
                 }
             }

@@ -334,6 +334,8 @@ class JoinedHosts:
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read_message(reader, self._decoder)
+                if hello is None:
+                    return None  # it only looked whether there is a controller
                 if not isinstance(hello, AgentHello):
                     raise AgentError("its first message is not a hello")
         except (AgentError, TimeoutError) as error:
