@@ -25,7 +25,7 @@ __all__ = ["brought_up", "hold", "print_manifests"]
 
 DEFAULT_NAME = "fairway"
 LOOK_S = 2.0
-OF_MACHINES = ("--on", "--nodes", "--channels", "--timeline")
+OF_OTHER_ENGINES = ("--on", "--channels")
 FILES = (".yaml", ".yml")
 
 
@@ -48,7 +48,7 @@ def print_manifests(
     """
     check_output(out, FILES)
     for option in islands.given():
-        if option in OF_MACHINES:
+        if option in OF_OTHER_ENGINES:
             raise ConfigError(
                 f"{option} says nothing that manifests of Kubernetes have; leave it out"
             )

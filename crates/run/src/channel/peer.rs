@@ -24,8 +24,7 @@ pub(crate) const INLINE_BYTES: usize = 64 << 10;
 const FAILOVER_CONNECT: Duration = Duration::from_secs(2);
 const FAILOVER_SILENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
-/// Time for which delivery is tried while no endpoint reaches the peer, and
-/// pause between attempts.
+/// Time for which delivery is tried while no endpoint reaches the peer, and pause between attempts.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Number of streams over which a large message between machines is striped.
@@ -69,12 +68,6 @@ impl Frame<'_> {
 struct Undelivered {
     error: io::Error,
     was_connected: bool,
-}
-
-impl Undelivered {
-    fn before_connecting(error: io::Error) -> Self {
-        Self { error, was_connected: false }
-    }
 }
 
 /// One address of a process, and idle connections to it (a connection pool).
@@ -186,7 +179,7 @@ impl Peer {
         let length = text.len() as u64;
         let frame =
             Frame { header: Header { length, total: length, ..header }, payload: text.as_bytes() };
-        if self.endpoints[0].address.starts_with("unix:") {
+        if self.is_local(Channel::INSIDE) {
             return self.with_connection(&self.endpoints[0], |socket| frame.write(socket));
         }
         self.deliver(0, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
@@ -280,7 +273,7 @@ impl Peer {
     ) -> Result<(), Undelivered> {
         let connect = |_: &Frame<'_>| self.connection(endpoint);
         let sockets: io::Result<Vec<Socket>> = frames.iter().map(connect).collect();
-        let mut sockets = sockets.map_err(Undelivered::before_connecting)?;
+        let mut sockets = sockets.map_err(|error| Undelivered { error, was_connected: false })?;
         let received = (|| {
             std::thread::scope(|scope| {
                 let mut pairs = frames.iter().zip(&mut sockets);

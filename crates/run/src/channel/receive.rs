@@ -12,6 +12,7 @@ use base::{HostId, Status};
 
 use super::frame::{FrameKind, HEADER_BYTES, Header, TEXT_LIMIT};
 use super::handshake::admit;
+use super::inbox::ReceiveResult;
 use super::lanes::{LaneName, Opened};
 use super::memory::{MemfdSegment, Payload, SharedBlock};
 use super::socket::{ChannelListener, Socket};
@@ -101,10 +102,7 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             FrameKind::Hello | FrameKind::Ping => {}
             FrameKind::Failure => {
                 let text = read_text(&mut socket, &header)?;
-                if socket.is_local() || inner.delivered.lock().insert(header.tag) {
-                    inner.partial.lock().remove(&header.tag);
-                    inner.arrive_from(header.from, header.tag, Err(Status::parse(&text)));
-                }
+                deliver(inner, socket.is_local(), &header, Err(Status::parse(&text)));
             }
             FrameKind::Loss => {
                 let text = read_text(&mut socket, &header)?;
@@ -152,11 +150,19 @@ fn receive_whole(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io
     // SAFETY: the block is new, so no other reference exists.
     socket.read_exact(unsafe { block.slice_mut(0, total) })?;
     inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
-    if socket.is_local() || inner.delivered.lock().insert(header.tag) {
-        inner.partial.lock().remove(&header.tag);
-        inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
-    }
+    deliver(inner, socket.is_local(), header, Ok(Payload::of_block(block, total)));
     Ok(())
+}
+
+/// Delivers a message, or its failure, once: from another machine it may come again.
+fn deliver(inner: &Arc<Inner>, is_local: bool, header: &Header, outcome: ReceiveResult) {
+    if !is_local {
+        if !inner.delivered.lock().insert(header.tag) {
+            return;
+        }
+        inner.partial.lock().remove(&header.tag);
+    }
+    inner.arrive_from(header.from, header.tag, outcome);
 }
 
 fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
@@ -190,9 +196,7 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
     if entry.missing == 0 {
         partial.remove(&header.tag);
         drop(partial);
-        if inner.delivered.lock().insert(header.tag) {
-            inner.arrive_from(header.from, header.tag, Ok(Payload::of_block(block, total)));
-        }
+        deliver(inner, socket.is_local(), header, Ok(Payload::of_block(block, total)));
     }
     Ok(())
 }
