@@ -128,7 +128,9 @@ def test_a_network_that_goes_down_fails_no_transfer(
             until(lambda: heard(run, "channel 2 does not reach host"), 12, "it is noticed")
             before = carried()
             time.sleep(2)
-            assert carried() == before, "it is down"
+            up, down = (now - was for was, now in zip(before, carried(), strict=True))
+            assert down == 0, "nothing comes by it"
+            assert up < 4096, "the other end has no more than what a bridge sends by itself"
         finally:
             ip("link", "set", link, "up")
         until(lambda: heard(run, "channel 2 reaches host"), 10, "it is back")
