@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import subprocess
 import sys
@@ -142,6 +143,89 @@ def test_a_network_that_goes_down_fails_no_transfer(
         ended = moving.hear("ended", 60)
     assert ended["wrong"] == 0
     assert ended["longest_s"] < 12.0
+
+
+@contextlib.contextmanager
+def apart(machines: Sequence[wires.Place]) -> Iterator[None]:
+    """Two machines do not reach each other: what they send has a wrong hardware address."""
+    others = [
+        (
+            "-n",
+            names(machines)[of],
+            "neigh",
+            machines[1 - of].addresses[n].format(rank=0),
+            f"eth{n}",
+        )
+        for of in (0, 1)
+        for n in (0, 1)
+    ]
+    for *where, address, device in others:
+        wrong = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+        ip(*where, "replace", address, "dev", device, *wrong)
+    try:
+        yield
+    finally:
+        for *where, address, device in others:
+            ip(*where, "del", address, "dev", device)
+
+
+ACROSS = """
+import time
+first, second = ([d for d in jax.devices() if d.island == i][0] for i in (0, 1))
+x = np.arange(1 << 12, dtype="f4")  # small enough that TCP takes it without its receiver
+
+def moved(source, target):
+    began = time.monotonic()
+    try:
+        y = np.asarray(jax.device_put(jax.device_put(x, source), target))
+        return {"same": bool((y == x).all()), "waited_s": time.monotonic() - began}
+    except jax.errors.JaxRuntimeError as error:
+        return {"error": str(error), "waited_s": time.monotonic() - began}
+
+while True:
+    sys.stdin.readline()
+    say("there", **moved(first, second))
+    say("back", **moved(second, first))
+    say("alone", same=bool((np.asarray(jax.device_put(x, second)) == x).all()))
+"""
+
+
+def test_machines_that_do_not_reach_each_other_for_a_moment_lose_nothing(
+    machines: list[wires.Place], own_runtime: None
+) -> None:
+    run = joined("2x1x1", subnets(machines)[0] + ".254", channels="auto")
+    with agents(run, *inside(machines)), run, Background(run, ACROSS) as moving:
+        moving.tell("")
+        assert moving.hear("alone")["same"]
+        with apart(machines):
+            moving.tell("")
+            time.sleep(8)
+        there = moving.hear("there", 30)
+        assert there["same"]
+        assert there["waited_s"] > 7, "they were apart"
+        assert moving.hear("back")["same"]
+
+
+@pytest.mark.slow
+def test_machines_that_no_longer_reach_each_other_fail_their_transfers_alone(
+    machines: list[wires.Place], own_runtime: None
+) -> None:
+    """Both reach the controller, by which the receiver hears of it: a minute, and attempts."""
+    run = joined("2x1x1", subnets(machines)[0] + ".254", channels="auto")
+    with agents(run, *inside(machines)), run, Background(run, ACROSS) as moving:
+        moving.tell("")
+        assert moving.hear("alone")["same"]
+        with apart(machines):
+            moving.tell("")
+            for way, receiver in (("there", 1), ("back", 0)):
+                moved = moving.hear(way, 150)
+                assert f"UNAVAILABLE: sending to host {receiver} failed" in moved["error"]
+                assert 60 < moved["waited_s"] < 100
+            assert moving.hear("alone")["same"], "the controller reaches it"
+        moving.tell("")
+        assert moving.hear("there")["same"]
+        assert moving.hear("back")["same"]
+        assert [island["state"] for island in run.overview()["islands"]] == ["up", "up"]
 
 
 def test_a_machine_that_lacks_a_network_is_refused(

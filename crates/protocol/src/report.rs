@@ -144,6 +144,16 @@ messages! { from hosts
             /// Those that cannot.
             unreachable: Vec<UnreachablePeer>,
         },
+        /// Ask the controller to report to another host, which this one does not reach, that a message
+        /// to it has failed.
+        12 Undelivered {
+            /// The other host, or the controller itself.
+            to: HostId,
+            /// Tag of the message.
+            tag: TransferTag,
+            /// Why it has failed.
+            error: Status,
+        },
     }
 }
 

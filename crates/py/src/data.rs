@@ -91,7 +91,23 @@ impl PyDataPlane {
         sent.map_err(|error| status_error(&error))
     }
 
-    /// Sends an error in place of a message that will never come.
+    /// Sets what takes failures of messages to hosts that are not reached, once: it is called with the
+    /// host, the tag and the error, by any thread.
+    #[allow(clippy::needless_pass_by_value)]
+    fn on_undelivered(&self, take: Py<PyAny>) {
+        self.0.on_undelivered(Box::new(move |to, tag, error| {
+            Python::attach(|py| {
+                if let Err(error) = take.call1(py, (to.0, tag.0, error.to_string())) {
+                    error.write_unraisable(py, Some(take.bind(py)));
+                }
+            });
+        }));
+    }
+
+    /// Sends an error in place of a message that will never come; to a host that is not reached, by
+    /// what `on_undelivered` has set.
+    ///
+    /// Raises `StatusError` if the host is lost.
     fn send_failure(&self, py: Python<'_>, to: u32, tag: u64, error: &str) -> PyResult<()> {
         let error = Status::parse(error);
         py.detach(|| self.0.send_failure(HostId(to), TransferTag(tag), &error))

@@ -123,6 +123,7 @@ async fn read_reports(
                 let world = world.clone();
                 tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
             }
+            Report::Undelivered { to, tag, error } => world.undelivered(to, tag, error),
             Report::PeersTried { unreachable } => world.peers_tried(host, outgoing, unreachable),
             report => world.report(host, outgoing, report),
         }

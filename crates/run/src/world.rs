@@ -26,6 +26,8 @@ pub const INLINE_BYTES: usize = 64 << 10;
 const BACKLOG_BYTES: usize = 8 << 20;
 /// Time within which a host that joins is reached.
 const REACHING: Duration = Duration::from_secs(5);
+/// Time after a message to a host has failed within which the end of its connection says why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Channel for the replies to one client.
 pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
@@ -75,6 +77,7 @@ struct State {
 
 /// The real world.
 pub struct World {
+    weak: Weak<Self>,
     state: Mutex<State>,
     /// Command queue by host; a reconnected host has a new queue.
     outgoing: RwLock<Vec<Arc<CommandQueue>>>,
@@ -83,7 +86,9 @@ pub struct World {
     relieved: Notify,
     up: watch::Sender<bool>,
     /// Uploads by host: one that cannot be reached delays those of no other.
-    uploads: Queues<HostId, Push>,
+    uploads: Queues<HostId, Errand>,
+    /// Small messages by host, which overtake uploads.
+    notices: Queues<HostId, Errand>,
     stops: mpsc::UnboundedSender<ProcessAction>,
     reachability: Reachability,
 }
@@ -102,10 +107,11 @@ pub enum ProcessAction {
     Restart(IslandId),
 }
 
-/// An upload too large for a command; travels on the data plane.
-struct Push {
-    tag: TransferTag,
-    data: bytes::Bytes,
+/// A message to a host by the data plane.
+struct Errand {
+    /// The host's queue when the message was made: as long as it is, the host has not been replaced.
+    outgoing: Arc<CommandQueue>,
+    send: Box<dyn FnOnce(&DataPlane) -> Result<(), Status> + Send>,
 }
 
 impl World {
@@ -119,7 +125,8 @@ impl World {
         let outgoing = RwLock::new(hosts.iter().map(|_| Arc::default()).collect());
         let (stops, stopped) = mpsc::unbounded_channel();
         let state = State { controller, sessions: HashMap::new(), next_client: 1 };
-        let world = Self {
+        let world = |weak: &Weak<Self>| Self {
+            weak: weak.clone(),
             state: Mutex::new(state),
             outgoing,
             data,
@@ -127,10 +134,11 @@ impl World {
             relieved: Notify::new(),
             up: watch::Sender::new(false),
             uploads: Queues::default(),
+            notices: Queues::default(),
             stops,
             reachability: Reachability::default(),
         };
-        (Arc::new(world), stopped)
+        (Arc::new_cyclic(world), stopped)
     }
 
     /// Returns the time since the world was created.
@@ -417,36 +425,56 @@ impl World {
             Effect::RestartIsland(island) => {
                 let _ = self.stops.send(ProcessAction::Restart(island));
             }
+            // By the data plane: the host's interpreter may be blocked on the very messages that a loss
+            // fails.
             Effect::Acknowledge { host, tag } => {
-                let data = self.data.clone(); // the host's interpreter may be blocked, as below
-                std::thread::spawn(move || {
-                    if let Err(error) = data.send(host, Channel::INSIDE, tag, &[]) {
-                        tracing::debug!(%error, "a host's report could not be acknowledged");
-                    }
+                self.send(&self.notices, host, move |data| {
+                    data.send(host, Channel::INSIDE, tag, &[])
                 });
             }
             Effect::LosePeer { host, lost, tag, error } => {
-                // On a thread of its own: the host's interpreter may be blocked on the very messages
-                // that this fails.
-                let data = self.data.clone();
-                std::thread::spawn(move || {
-                    if let Err(error) = data.send_loss(host, (lost, tag), &error) {
-                        tracing::debug!(%error, "a host did not hear that another is lost");
-                    }
+                self.send(&self.notices, host, move |data| {
+                    data.send_loss(host, (lost, tag), &error)
                 });
             }
         }
     }
 
+    /// Reports to a host that a message to it has failed; its sender does not reach it.
+    pub(crate) fn undelivered(&self, to: HostId, tag: TransferTag, error: Status) {
+        if to == CONTROLLER {
+            drop(self.data.send_failure(to, tag, &error)); // to this process: it is always delivered
+        } else if self.outgoing.read().len() > to.0 as usize {
+            self.send(&self.notices, to, move |data| data.send_failure(to, tag, &error));
+        }
+    }
+
+    /// Queues a message to a host. One that cannot be reached by messages is lost, even if it answers
+    /// heartbeats.
+    fn send(
+        &self,
+        queue: &Queues<HostId, Errand>,
+        host: HostId,
+        send: impl FnOnce(&DataPlane) -> Result<(), Status> + Send + 'static,
+    ) {
+        let errand = Errand { outgoing: self.outgoing(host), send: Box::new(send) };
+        let (data, world) = (self.data.clone(), self.weak.clone());
+        queue.submit(host, errand, move |errand| {
+            let Err(error) = (errand.send)(&data) else { return };
+            if data.is_peer(host) {
+                std::thread::sleep(LAST_WORDS);
+                let world = world.upgrade();
+                world.inspect(|world| world.lose_host(host, &errand.outgoing, error.message));
+            }
+        });
+    }
+
     fn write(&self, cluster: &Cluster, host: HostId, command: &Command) {
         if let Command::Put { shards, .. } = command {
             for source in shards.iter().filter(|shard| shard.data.len() >= INLINE_BYTES) {
-                let push = Push { tag: source.tag, data: source.data.clone() };
-                let plane = self.data.clone();
-                self.uploads.submit(host, push, move |Push { tag, data }| {
-                    if let Err(error) = plane.send(host, Channel::INSIDE, tag, &data) {
-                        tracing::warn!(%error, "an upload did not reach its host");
-                    }
+                let (tag, bytes) = (source.tag, source.data.clone());
+                self.send(&self.uploads, host, move |data| {
+                    data.send(host, Channel::INSIDE, tag, &bytes)
                 });
             }
         }

@@ -126,16 +126,17 @@ class Compiler:
         return self._backend.compile(module, command.options, command.devices, command.grid)
 
     def _compile_first(self, module: Any, command: messages.Compile) -> Any:
-        followers = command.role.peers
+        unsent = list(command.role.peers)
         try:
             loaded = self._compile_module(module, command)
             serialized = loaded.serialize()
+            while unsent:
+                self._plane.send(unsent[0].host, unsent[0].tag, serialized)
+                unsent.pop(0)
         except Exception as error:
-            for follower in followers:
+            for follower in unsent:
                 self._mover.send_failure(follower.host, follower.tag, error_text(error))
             raise
-        for follower in followers:
-            self._plane.send(follower.host, follower.tag, serialized)
         return loaded
 
     def _load_shared(self, module: Any, command: messages.Compile) -> Any:

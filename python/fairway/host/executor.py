@@ -103,6 +103,7 @@ class Executor:
             messages.TrimPool: lambda _command: plane.tidy(),
             messages.Peers: self._peers,
         }
+        plane.on_undelivered(self._undelivered)
         assert self._handlers.keys() == set(get_args(messages.Command)), "each has its handler"
 
     def run(self) -> None:
@@ -128,6 +129,11 @@ class Executor:
     def _free_executable(self, command: messages.FreeExecutable) -> None:
         self._compiler.free(command.executable)
         self._runner.unload(command.executable)
+
+    def _undelivered(self, to: int, tag: int, text: str) -> None:
+        """Reports to a host that this one does not reach that a message to it has failed."""
+        with contextlib.suppress(OSError):  # the controller is gone
+            self._report.send(messages.Undelivered(to, tag, text))
 
     def _peers(self, command: messages.Peers) -> None:
         self._plane.drop_before(command.first_tag)

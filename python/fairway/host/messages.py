@@ -1067,6 +1067,20 @@ class PeersTried(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False)
     unreachable: list[UnreachablePeer]
 
 
+class Undelivered(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
+    """Ask the controller to report to another host, which this one does not reach, that a message to it has failed.
+
+    Attributes:
+        to: The other host, or the controller itself.
+        tag: Tag of the message.
+        error: Why it has failed.
+    """
+
+    to: int
+    tag: int
+    error: str
+
+
 Command: TypeAlias = (
     Launch
     | Put
@@ -1118,6 +1132,7 @@ Report: TypeAlias = (
     | Arrived
     | InputLost
     | PeersTried
+    | Undelivered
 )
 """A host's report."""
 

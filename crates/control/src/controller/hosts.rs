@@ -125,8 +125,8 @@ impl Controller {
             Report::PlanProposed { executable, plan, script, predicted } => {
                 self.adopt_plan(executable, plan, &script, predicted);
             }
-            // Where processes really are, the world knows.
-            Report::PeersTried { .. } => {}
+            // Where processes really are, and how they are reached, the world knows.
+            Report::PeersTried { .. } | Report::Undelivered { .. } => {}
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }

@@ -7,6 +7,7 @@
 //! routing or scheduling.
 
 mod address;
+mod failures;
 mod frame;
 mod handshake;
 mod inbox;
@@ -36,12 +37,13 @@ pub(crate) use lanes::{LaneName, Lanes, Opened};
 pub(crate) use memory::{Mapping, check_sealed, memory_file};
 pub(crate) use socket::Socket;
 
+use failures::Detour;
 use handshake::Credentials;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
 use recent::RecentTags;
-use relays::{Forward, RelayJob, Relays, pass_on};
+use relays::{RelayJob, Relays, pass_on};
 use socket::ChannelListener;
 
 /// Host number of the controller on the data plane.
@@ -68,6 +70,7 @@ struct Inner {
     channels: Vec<String>,
     /// Addresses of all listeners.
     addresses: Vec<String>,
+    detour: Detour,
     /// Per channel, the lock that serializes large messages; fair, so first come, first served.
     turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
@@ -140,6 +143,7 @@ impl DataPlane {
             address,
             channels: addresses[near..].to_vec(),
             addresses,
+            detour: Detour::default(),
             turns: channels.iter().map(|_| FairMutex::new(())).collect(),
             peers: RwLock::default(),
             lost: Mutex::default(),
@@ -185,12 +189,6 @@ impl DataPlane {
         before.inspect(|peer| peer.give_up());
     }
 
-    /// Removes a peer and fails the messages that are still expected from it; those with tags below
-    /// `tag` never arrive.
-    pub fn lose_peer(&self, host: HostId, tag: TransferTag, error: &Status) {
-        self.0.lose_peer(host, tag, error);
-    }
-
     /// Sends one message; returns once `bytes` may be reused.
     ///
     /// # Errors
@@ -208,32 +206,6 @@ impl DataPlane {
             return Ok(());
         }
         self.0.send(to, channel, tag, bytes)
-    }
-
-    /// Reports to the receiver that a message has failed and will never arrive.
-    ///
-    /// # Errors
-    /// The peer is unknown or unreachable.
-    pub fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
-        if to == self.0.credentials.me {
-            self.0.arrive(tag, Err(error.clone()));
-            return Ok(());
-        }
-        self.0.to_peer(to, |peer| peer.send_failure(tag, error))
-    }
-
-    /// Reports to a peer that a host is lost: messages that it expects from that host, and all with
-    /// tags below `tag`, fail with this error.
-    ///
-    /// # Errors
-    /// The peer is unknown or unreachable.
-    pub fn send_loss(
-        &self,
-        to: HostId,
-        (lost, tag): (HostId, TransferTag),
-        error: &Status,
-    ) -> Result<(), Status> {
-        self.0.to_peer(to, |peer| peer.send_loss(lost, tag, error))
     }
 
     /// Checks that a peer responds (heartbeat).
@@ -467,53 +439,6 @@ impl Inner {
         })
     }
 
-    /// Returns why a host is not a peer.
-    fn gone(&self, host: HostId) -> Status {
-        let unknown = || format!("host {host} is not reachable on the data plane");
-        let lost = self.lost.lock().get(&host).cloned();
-        lost.unwrap_or_else(|| Status::new(Code::Unavailable, unknown()))
-    }
-
-    /// Returns why a message of a host cannot arrive, if that is so.
-    fn never_comes(&self, tag: TransferTag, from: HostId) -> Option<Status> {
-        if from == self.credentials.me || from == CONTROLLER {
-            return None;
-        }
-        let may_come = self.peers.read().contains_key(&from) && !self.is_of_earlier(tag, from);
-        (!may_come).then(|| self.gone(from))
-    }
-
-    /// Whether an earlier process of a peer was to send this message.
-    fn is_of_earlier(&self, tag: TransferTag, from: HostId) -> bool {
-        self.first_tags.read().get(&from).is_some_and(|&first| tag < first)
-    }
-
-    /// Notes that messages of a peer with smaller tags never arrive; returns the least that may.
-    fn raise_first_tag(&self, host: HostId, tag: TransferTag) -> TransferTag {
-        let mut first_tags = self.first_tags.write();
-        let first = first_tags.entry(host).or_insert(tag);
-        *first = tag.max(*first);
-        *first
-    }
-
-    fn lose_peer(self: &Arc<Self>, host: HostId, tag: TransferTag, error: &Status) {
-        self.raise_first_tag(host, tag);
-        let lost = self.peers.write().remove(&host);
-        lost.inspect(|peer| peer.give_up());
-        self.lost.lock().insert(host, error.clone());
-        self.segments.lock().retain(|(from, _), _| *from != host);
-        self.partial.lock().retain(|_, partial| partial.from != host);
-        self.inbox.lose(host, error);
-        self.excuse(host, error);
-    }
-
-    /// Fails the messages of a lost host that were to be relayed.
-    fn excuse(self: &Arc<Self>, lost: HostId, error: &Status) {
-        for tag in self.relays.owed_by(lost) {
-            self.arrive(tag, Err(error.clone()));
-        }
-    }
-
     /// Registers a connection that has not authenticated; closes the oldest if there are too many.
     fn meet(&self, stranger: Arc<Socket>) {
         let mut strangers = self.strangers.lock();
@@ -546,24 +471,6 @@ impl Inner {
         drop(open);
         for relay in wanted.into_iter().flatten() {
             pass_on(self, relay, outcome.clone());
-        }
-    }
-}
-
-impl Forward for Inner {
-    fn relays(&self) -> &Relays {
-        &self.relays
-    }
-
-    fn forward(&self, relay: RelayJob, outcome: &ReceiveResult) {
-        let (to, onward) = (relay.to, relay.onward);
-        let sent = match outcome {
-            Ok(payload) => self.send(to, relay.channel, onward, payload.as_ref()),
-            Err(error) => Err(error.clone()),
-        };
-        let Err(error) = sent else { return };
-        if let Err(error) = self.to_peer(to, |peer| peer.send_failure(onward, &error)) {
-            tracing::debug!(%error, "a failure could not be passed on");
         }
     }
 }

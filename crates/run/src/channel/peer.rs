@@ -65,7 +65,7 @@ impl Frame<'_> {
 
 /// What was sent may not have been received.
 #[derive(Debug)]
-struct Undelivered {
+struct Unconfirmed {
     error: io::Error,
     was_connected: bool,
 }
@@ -148,7 +148,7 @@ impl Peer {
             });
         }
         let mut stripes = if bytes.len() < INLINE_BYTES { 1 } else { STREAMS };
-        self.deliver(self.index(channel), |endpoint| {
+        self.deliver(self.index(channel), PATIENCE, |endpoint| {
             let stripe = bytes.len().div_ceil(stripes).next_multiple_of(4096).max(4096);
             stripes = 1; // if sent again: a whole message needs no other part
             let starts = (0..bytes.len().max(1)).step_by(stripe);
@@ -158,9 +158,15 @@ impl Peer {
         })
     }
 
-    /// Reports that a message has failed.
-    pub fn send_failure(self: &Arc<Self>, tag: TransferTag, error: &Status) -> io::Result<()> {
-        self.send_text(self.header(FrameKind::Failure, tag, 0), error)
+    /// Reports that a message has failed; `insists` as messages do while nothing reaches the peer.
+    pub fn send_failure(
+        self: &Arc<Self>,
+        tag: TransferTag,
+        error: &Status,
+        insists: bool,
+    ) -> io::Result<()> {
+        let patience = if insists { PATIENCE } else { Duration::ZERO };
+        self.send_text(self.header(FrameKind::Failure, tag, 0), error, patience)
     }
 
     /// Reports that a host is lost: its messages with tags below `tag` never arrive.
@@ -171,10 +177,15 @@ impl Peer {
         error: &Status,
     ) -> io::Result<()> {
         let header = self.header(FrameKind::Loss, tag, 0);
-        self.send_text(Header { offset: u64::from(lost.0), ..header }, error)
+        self.send_text(Header { offset: u64::from(lost.0), ..header }, error, PATIENCE)
     }
 
-    fn send_text(self: &Arc<Self>, header: Header, error: &Status) -> io::Result<()> {
+    fn send_text(
+        self: &Arc<Self>,
+        header: Header,
+        error: &Status,
+        patience: Duration,
+    ) -> io::Result<()> {
         let text = error.to_string();
         let length = text.len() as u64;
         let frame =
@@ -182,7 +193,7 @@ impl Peer {
         if self.is_local(Channel::INSIDE) {
             return self.with_connection(&self.endpoints[0], |socket| frame.write(socket));
         }
-        self.deliver(0, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
+        self.deliver(0, patience, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
     }
 
     /// Sends a ping and waits at most `timeout` for the answer.
@@ -205,17 +216,18 @@ impl Peer {
     /// or by the first that does again.
     ///
     /// # Errors
-    /// None does for [`PATIENCE`], or the peer is lost; the error is that of the preferred one. Or its
+    /// None does for all of `patience`, or the peer is lost; the error is that of the preferred one. Or its
     /// machine refuses connections.
     fn deliver(
         self: &Arc<Self>,
         preferred: usize,
-        mut by: impl FnMut(&Endpoint) -> Result<(), Undelivered>,
+        patience: Duration,
+        mut by: impl FnMut(&Endpoint) -> Result<(), Unconfirmed>,
     ) -> io::Result<()> {
         let began = Instant::now();
         loop {
             match self.deliver_once(preferred, &mut by) {
-                Err(error) if is_outage(&error) && began.elapsed() < PATIENCE => {
+                Err(error) if is_outage(&error) && began.elapsed() < patience => {
                     if self.is_lost.load(Ordering::Relaxed) {
                         return Err(error);
                     }
@@ -229,7 +241,7 @@ impl Peer {
     fn deliver_once(
         self: &Arc<Self>,
         preferred: usize,
-        by: &mut impl FnMut(&Endpoint) -> Result<(), Undelivered>,
+        by: &mut impl FnMut(&Endpoint) -> Result<(), Unconfirmed>,
     ) -> io::Result<()> {
         let is_down = |&index: &usize| self.endpoints[index].is_down.load(Ordering::Relaxed);
         let others = (0..self.endpoints.len()).filter(|&index| index != preferred);
@@ -245,12 +257,12 @@ impl Peer {
                     }
                     return Ok(());
                 }
-                Err(Undelivered { error, .. })
+                Err(Unconfirmed { error, .. })
                     if error.kind() == io::ErrorKind::PermissionDenied =>
                 {
                     return Err(error);
                 }
-                Err(Undelivered { error, was_connected }) => {
+                Err(Unconfirmed { error, was_connected }) => {
                     // The connection may have been an idle one that ended; connect once more.
                     if failed.insert(index, error).is_none() && was_connected {
                         order.push_back(index);
@@ -270,10 +282,10 @@ impl Peer {
         endpoint: &Endpoint,
         frames: &[Frame<'_>],
         sent: &mut impl FnMut(),
-    ) -> Result<(), Undelivered> {
+    ) -> Result<(), Unconfirmed> {
         let connect = |_: &Frame<'_>| self.connection(endpoint);
         let sockets: io::Result<Vec<Socket>> = frames.iter().map(connect).collect();
-        let mut sockets = sockets.map_err(|error| Undelivered { error, was_connected: false })?;
+        let mut sockets = sockets.map_err(|error| Unconfirmed { error, was_connected: false })?;
         let received = (|| {
             std::thread::scope(|scope| {
                 let mut pairs = frames.iter().zip(&mut sockets);
@@ -291,7 +303,7 @@ impl Peer {
         })();
         if let Err(error) = received {
             endpoint.connections.lock().clear(); // they may be as dead
-            return Err(Undelivered { error, was_connected: true });
+            return Err(Unconfirmed { error, was_connected: true });
         }
         endpoint.connections.lock().append(&mut sockets);
         Ok(())

@@ -102,6 +102,39 @@ fn watches_end_when_all_their_messages_have_settled() {
 }
 
 #[test]
+fn failures_go_another_way_to_peers_that_are_not_reached() {
+    let (one, two) = pair("tcp");
+    let (error, gone) =
+        (Status::new(Code::Internal, "broken"), Status::new(Code::DataLoss, "gone"));
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    one.add_peer(HostId(2), &format!("tcp:{closed}"));
+    assert!(one.send_failure(HostId(2), TransferTag(1), &error).is_err(), "there is no other way");
+    let (taken, other) = (Arc::new(Mutex::new(Vec::new())), two.clone());
+    let seen = taken.clone();
+    one.on_undelivered(Box::new(move |to, tag, error| {
+        seen.lock().push((to, tag));
+        other.send_failure(to, tag, error).unwrap();
+    }));
+    one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
+    assert_eq!(two.take(TransferTag(1), WHILE).unwrap_err(), error);
+    // What is relayed and does not reach its receiver has failed, too.
+    one.relay((TransferTag(2), HostId(1)), TransferTag(3), HostId(2), Channel::INSIDE);
+    one.send(HostId(1), Channel::INSIDE, TransferTag(2), b"onward").unwrap();
+    let refused = two.take(TransferTag(3), WHILE).unwrap_err();
+    assert_eq!(refused.code, Code::Unavailable);
+    assert!(refused.message.contains("host 2"), "{refused}");
+    one.add_peer(HostId(2), two.address());
+    one.send_failure(HostId(2), TransferTag(4), &error).unwrap();
+    assert_eq!(two.take(TransferTag(4), WHILE).unwrap_err(), error, "it is reached again");
+    one.lose_peer(HostId(2), TransferTag(5), &gone);
+    assert_eq!(one.send_failure(HostId(2), TransferTag(5), &error).unwrap_err(), gone);
+    let to = HostId(2);
+    assert_eq!(*taken.lock(), [(to, TransferTag(1)), (to, TransferTag(3))], "and no others");
+    one.close();
+    two.close();
+}
+
+#[test]
 fn failures_and_losses_reach_the_waiting() {
     let (one, two) = pair("unix");
     let error = Status::new(Code::Internal, "broken");

@@ -8,6 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use proptest::prelude::*;
 use transport::identity::Users;
 
+use super::super::failures::Detour;
 use super::super::handshake::Credentials;
 use super::*;
 
@@ -23,6 +24,7 @@ fn endpoint() -> Arc<Inner> {
         address: String::new(),
         channels: Vec::new(),
         addresses: Vec::new(),
+        detour: Detour::default(),
         turns: Vec::new(),
         peers: RwLock::default(),
         lost: Mutex::default(),
