@@ -56,17 +56,46 @@ struct Limit {
     count: u64,
 }
 
+/// What becomes of a line.
+#[derive(Debug, PartialEq, Eq)]
+enum Admission {
+    Shown,
+    /// The first beyond the limit; the rest of the period, after which the count is due.
+    Over(Duration),
+    Counted,
+}
+
 impl Limit {
-    /// Counts a line; returns whether it is within the limit, and how many were not before it.
-    fn admit(&mut self, now: Instant) -> (bool, u64) {
-        let mut before = 0;
-        if self.period.is_none_or(|begun| now.duration_since(begun) >= PERIOD) {
-            before = self.count.saturating_sub(LINES_MAX);
-            (self.period, self.count) = (Some(now), 0);
-        }
+    /// Counts a line.
+    fn admit(&mut self, now: Instant) -> Admission {
+        let is_open = |begun: &Instant| self.count > LINES_MAX || now - *begun < PERIOD;
+        let begun = self.period.filter(is_open).unwrap_or_else(|| {
+            self.count = 0;
+            now
+        });
+        self.period = Some(begun);
         self.count += 1;
-        (self.count <= LINES_MAX, before)
+        match self.count - 1 {
+            LINES_MAX => Admission::Over(PERIOD.saturating_sub(now - begun)),
+            before if before < LINES_MAX => Admission::Shown,
+            _ => Admission::Counted,
+        }
     }
+
+    /// Ends the period; returns how many lines were over the limit.
+    fn end(&mut self) -> u64 {
+        self.period = None;
+        std::mem::take(&mut self.count).saturating_sub(LINES_MAX)
+    }
+}
+
+/// Says at the end of the period how many lines were over the limit.
+fn sum_up_after(rest: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(rest);
+        let more = LIMIT.lock().end();
+        SINKS.lock().send(&format!("{more} more warnings came within {} s", PERIOD.as_secs()));
+    });
 }
 
 /// The text of an event: its message, and the values of its fields after it.
@@ -99,17 +128,15 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let (is_shown, before) = LIMIT.lock().admit(Instant::now());
-        if !is_shown {
-            return;
+        let admission = LIMIT.lock().admit(Instant::now());
+        match admission {
+            Admission::Shown => {}
+            Admission::Over(rest) => return sum_up_after(rest),
+            Admission::Counted => return,
         }
         let mut line = Line::default();
         event.record(&mut line);
-        let mut sinks = SINKS.lock();
-        if before > 0 {
-            sinks.send(&format!("{before} more warnings came within {} s", PERIOD.as_secs()));
-        }
-        sinks.send(&(line.message + &line.fields));
+        SINKS.lock().send(&(line.message + &line.fields));
     }
 }
 
@@ -157,12 +184,17 @@ mod tests {
     fn lines_beyond_the_limit_are_counted() {
         let (mut limit, start) = (Limit { period: None, count: 0 }, Instant::now());
         for _ in 0..LINES_MAX {
-            assert_eq!(limit.admit(start), (true, 0));
+            assert_eq!(limit.admit(start), Admission::Shown);
         }
-        for _ in 0..7 {
-            assert_eq!(limit.admit(start), (false, 0));
+        let later = start + PERIOD / 3;
+        assert_eq!(limit.admit(later), Admission::Over(PERIOD - PERIOD / 3));
+        for _ in 0..6 {
+            assert_eq!(limit.admit(later), Admission::Counted);
         }
-        assert_eq!(limit.admit(start + PERIOD), (true, 7));
-        assert_eq!(limit.admit(start + 2 * PERIOD), (true, 0));
+        assert_eq!(limit.admit(start + PERIOD), Admission::Counted, "until the count is said");
+        assert_eq!(limit.end(), 8);
+        assert_eq!(limit.admit(start + PERIOD), Admission::Shown);
+        assert_eq!(limit.admit(start + 2 * PERIOD), Admission::Shown);
+        assert_eq!(limit.count, 1, "another period");
     }
 }
