@@ -73,8 +73,10 @@ except Exception as error:
 """
 """Computes on one device until that fails."""
 TWO_RUNS = f"""{PREAMBLE}
+import dataclasses
 import ray
 from fairway.cluster.supervisor import Run
+from fairway.errors import StartError
 from fairway.settings import Settings
 settings = Settings.parse("1x1x1", on=f"ray:{{sys.argv[1]}}", data_plane="tcp")
 runs = [Run(settings), Run(settings)]
@@ -84,6 +86,10 @@ runs[0].close()
 runs[1].add_island(settings.islands[0])
 hosts = [host for island in runs[1].overview()["islands"] for host in island["hosts"]]
 say("hosts", lost=[bool(host["lost"]) for host in hosts])
+try:
+    Run(dataclasses.replace(settings, on="ray:192.0.2.1:6379")).start()
+except StartError as error:
+    say("another", error=str(error))
 runs[1].close()
 say("ended", connected=ray.is_initialized())
 """
@@ -387,6 +393,7 @@ def test_runs_of_one_process_share_its_connection_to_ray(untouched: Ray) -> None
     """The end of the one that has connected it takes nothing of the other along."""
     with Program([*untouched.inside, sys.executable, "-c", TWO_RUNS, untouched.address]) as runs:
         assert runs.hear("hosts", 120) == {"lost": [False, False]}
+        assert f"the runs of this process use {untouched.address}" in runs.hear("another")["error"]
         assert runs.hear("ended", 30) == {"connected": False}
         assert runs.end(30) == 0, runs.text()
     until(untouched.is_clear, LEFT_S, "nothing is left")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from command_line import check_refused, fairway
 from conftest import Up, connect_unix, is_alive, until
+from machines import Program
 
 from fairway.cli.status import script_of, show_run
 from fairway.cluster.registry import new_directory
@@ -87,6 +88,20 @@ def test_islands_are_added_and_removed(running: tuple[Path, Up]) -> None:
     assert "checkpoint" not in shown, "nothing is lost"
     check_refused(fairway("islands", "remove", "1", runtime=directory), "there is no island 1")
     check_refused(fairway("islands", "add", "0x1", runtime=directory), "cannot read islands")
+
+
+def test_a_cluster_finishes_what_an_interrupted_command_asked_for(own_runtime: Path) -> None:
+    with Up("--islands", "1x1x1", runtime=own_runtime) as up:
+        with Program(
+            [sys.executable, "-m", "fairway", "islands", "add", "1x1"],
+            {"XDG_RUNTIME_DIR": str(own_runtime)},
+        ) as adding:
+            until(lambda: len(up.overview()["islands"]) == 2, 20, "it is asked for")
+            adding.interrupt()
+            assert (
+                "The cluster goes on with it; `fairway status` shows its islands" in adding.text()
+            )
+        until(lambda: up.overview()["islands"][-1]["state"] == "up", 30, "it is there")
 
 
 def test_islands_of_nothing(no_runs: Path) -> None:

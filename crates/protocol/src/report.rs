@@ -144,10 +144,9 @@ messages! { from hosts
             /// Those that cannot.
             unreachable: Vec<UnreachablePeer>,
         },
-        /// Ask the controller to report to another host, which this one does not reach, that a message
-        /// to it has failed.
+        /// Report that a message has failed, to be passed on: this host does not reach its receiver.
         12 Undelivered {
-            /// The other host, or the controller itself.
+            /// The receiver.
             to: HostId,
             /// Tag of the message.
             tag: TransferTag,

@@ -107,11 +107,14 @@ pub enum ProcessAction {
     Restart(IslandId),
 }
 
+/// Sends a message.
+type SendNow = Box<dyn FnOnce(&DataPlane) -> Result<(), Status> + Send>;
+
 /// A message to a host by the data plane.
 struct Errand {
     /// The host's queue when the message was made: as long as it is, the host has not been replaced.
     outgoing: Arc<CommandQueue>,
-    send: Box<dyn FnOnce(&DataPlane) -> Result<(), Status> + Send>,
+    send: SendNow,
 }
 
 impl World {

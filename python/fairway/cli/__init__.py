@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -323,6 +324,16 @@ def status(
         show_run(seen)
 
 
+@contextlib.contextmanager
+def _goes_on() -> Iterator[None]:
+    """Says at a Ctrl-C that the cluster goes on with what it was asked for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("The cluster goes on with it; `fairway status` shows its islands")
+        raise
+
+
 @islands_app.command("add")
 @grouped
 def add_island(
@@ -331,7 +342,7 @@ def add_island(
 ) -> None:
     """Add an island; a lost or removed island of this shape comes back under its old number."""
     island = IslandSettings.parse(shape)
-    with where.directory() as directory, working("starting hosts"):
+    with where.directory() as directory, _goes_on(), working("starting hosts"):
         request = admin.AddIsland(island.hosts, island.devices)
         number = admin.add_island(directory, request)
     note(f"Island {number} is up")
@@ -347,7 +358,7 @@ def remove_island(
     ] = False,
 ) -> None:
     """Remove an island while the others continue; slices on it migrate to other islands."""
-    with where.directory() as directory:
+    with where.directory() as directory, _goes_on():
         admin.remove_island(directory, admin.RemoveIsland(number, force))
     note(f"Island {number} is gone")
 

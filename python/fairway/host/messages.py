@@ -1068,10 +1068,10 @@ class PeersTried(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False)
 
 
 class Undelivered(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
-    """Ask the controller to report to another host, which this one does not reach, that a message to it has failed.
+    """Report that a message has failed, to be passed on: this host does not reach its receiver.
 
     Attributes:
-        to: The other host, or the controller itself.
+        to: The receiver.
         tag: Tag of the message.
         error: Why it has failed.
     """

@@ -113,15 +113,22 @@ class _Connection:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._launchers = 0
-        self._is_ours = False
+        self._ours: str | None = None
+        """The address, if the launchers made it."""
 
     def open(self, ray: Any, address: str) -> None:
         """Connects this process for one more launcher, if it is not connected.
 
         Raises:
-            OSError, RuntimeError, ValueError: no cluster answers.
+            OSError, RuntimeError, ValueError: no cluster answers, or the launchers are connected to
+                another one.
         """
         with self._lock:
+            if self._ours not in (None, address):
+                raise ValueError(
+                    f"the runs of this process use {self._ours or 'that of this machine'}, and a "
+                    "process is connected to one"
+                )
             if not ray.is_initialized():
                 _check_listens(address)
                 ray.init(
@@ -130,15 +137,15 @@ class _Connection:
                     log_to_driver=False,
                     logging_level="warning",
                 )
-                self._is_ours = True
+                self._ours = address
             self._launchers += 1
 
     def close(self, ray: Any) -> None:
         """Disconnects it after the last launcher."""
         with self._lock:
             self._launchers -= 1
-            if self._is_ours and self._launchers == 0:
-                self._is_ours = False
+            if self._ours is not None and self._launchers == 0:
+                self._ours = None
                 ray.shutdown()
 
 
