@@ -1,26 +1,13 @@
 //! Messages that never come: their receivers have an error instead.
 
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use base::{Code, HostId, Status, TransferTag};
 
+use super::detour::TakeFailure;
 use super::inbox::ReceiveResult;
 use super::relays::{Forward, RelayJob, Relays};
 use super::{CONTROLLER, DataPlane, Inner};
-
-/// What takes the failure of a message to a peer.
-pub type TakeFailure = dyn Fn(HostId, TransferTag, &Status) + Send + Sync;
-
-/// Another way for failures of messages to peers that are not reached.
-#[derive(Default)]
-pub(super) struct Detour(OnceLock<Box<TakeFailure>>);
-
-impl fmt::Debug for Detour {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Detour").field(&self.0.get().is_some()).finish()
-    }
-}
 
 impl DataPlane {
     /// Removes a peer and fails the messages that are still expected from it; those with tags below
@@ -36,7 +23,7 @@ impl DataPlane {
 
     /// Sets what takes failures of messages to peers that are not reached, once.
     pub fn on_undelivered(&self, take: Box<TakeFailure>) {
-        drop(self.0.detour.0.set(take));
+        self.0.detour.set(take);
     }
 
     /// Reports to the receiver that a message has failed and will never arrive; to one that is not
@@ -69,7 +56,7 @@ impl DataPlane {
 
 impl Inner {
     fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
-        let detour = self.detour.0.get();
+        let detour = self.detour.get();
         let sent = self.to_peer(to, |peer| peer.send_failure(tag, error, detour.is_none()));
         match detour {
             Some(take) if sent.is_err() && self.peers.read().contains_key(&to) => {

@@ -7,6 +7,7 @@
 //! routing or scheduling.
 
 mod address;
+mod detour;
 mod failures;
 mod frame;
 mod handshake;
@@ -37,7 +38,7 @@ pub(crate) use lanes::{LaneName, Lanes, Opened};
 pub(crate) use memory::{Mapping, check_sealed, memory_file};
 pub(crate) use socket::Socket;
 
-use failures::Detour;
+use detour::Detour;
 use handshake::Credentials;
 use inbox::{Inbox, ReceiveResult};
 use memory::{MemfdSegment, Pool, SharedBlock};

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use proptest::prelude::*;
 use transport::identity::Users;
 
-use super::super::failures::Detour;
+use super::super::detour::Detour;
 use super::super::handshake::Credentials;
 use super::*;
 
