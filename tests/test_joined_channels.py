@@ -175,12 +175,13 @@ first, second = ([d for d in jax.devices() if d.island == i][0] for i in (0, 1))
 x = np.arange(1 << 12, dtype="f4")  # small enough that TCP takes it without its receiver
 
 def moved(source, target):
-    began = time.monotonic()
-    try:
-        y = np.asarray(jax.device_put(jax.device_put(x, source), target))
-        return {"same": bool((y == x).all()), "waited_s": time.monotonic() - began}
-    except jax.errors.JaxRuntimeError as error:
-        return {"error": str(error), "waited_s": time.monotonic() - began}
+    began, same, errors = time.monotonic(), 0, set()
+    for y in [jax.device_put(jax.device_put(x + n, source), target) - n for n in range(20)]:
+        try:
+            same += bool((np.asarray(y) == x).all())
+        except jax.errors.JaxRuntimeError as error:
+            errors.add(str(error))
+    return {"same": same, "errors": sorted(errors), "waited_s": time.monotonic() - began}
 
 while True:
     sys.stdin.readline()
@@ -201,9 +202,9 @@ def test_machines_that_do_not_reach_each_other_for_a_moment_lose_nothing(
             moving.tell("")
             time.sleep(8)
         there = moving.hear("there", 30)
-        assert there["same"]
+        assert there["same"] == 20
         assert there["waited_s"] > 7, "they were apart"
-        assert moving.hear("back")["same"]
+        assert moving.hear("back")["same"] == 20
 
 
 @pytest.mark.slow
@@ -219,12 +220,14 @@ def test_machines_that_no_longer_reach_each_other_fail_their_transfers_alone(
             moving.tell("")
             for way, receiver in (("there", 1), ("back", 0)):
                 moved = moving.hear(way, 150)
-                assert f"UNAVAILABLE: sending to host {receiver} failed" in moved["error"]
-                assert 60 < moved["waited_s"] < 100
+                assert moved["same"] == 0
+                for error in moved["errors"]:
+                    assert f"UNAVAILABLE: sending to host {receiver} failed" in error
+                assert 60 < moved["waited_s"] < 100, "all at the end of a minute"
             assert moving.hear("alone")["same"], "the controller reaches it"
         moving.tell("")
-        assert moving.hear("there")["same"]
-        assert moving.hear("back")["same"]
+        assert moving.hear("there")["same"] == 20
+        assert moving.hear("back")["same"] == 20
         assert [island["state"] for island in run.overview()["islands"]] == ["up", "up"]
 
 

@@ -52,15 +52,16 @@ impl PyDataPlane {
         self.0.channels().to_vec()
     }
 
-    /// Registers the address of a peer.
+    /// Registers the new process that a peer is.
     fn add_peer(&self, host: u32, address: &str) {
         self.0.add_peer(HostId(host), address);
     }
 
-    /// Messages of a peer with smaller tags never arrive: an earlier process was to send them. Returns
-    /// whether the process that begins there is the newest that is known, and has not been lost.
-    fn begins_at(&self, host: u32, tag: u64) -> bool {
-        self.0.begins_at(HostId(host), TransferTag(tag))
+    /// Registers a peer of which messages with smaller tags never arrive: an earlier process was to
+    /// send them. Returns whether the process that begins there is the newest that is known, and has
+    /// not been lost.
+    fn know_peer(&self, host: u32, tag: u64, address: &str) -> bool {
+        self.0.know_peer(HostId(host), TransferTag(tag), address)
     }
 
     /// Sends the bytes of a contiguous buffer on a channel, or on any if that is 0; returns once they

@@ -91,11 +91,14 @@ impl Limit {
 
 /// Says at the end of the period how many lines were over the limit.
 fn sum_up_after(rest: Duration) {
-    std::thread::spawn(move || {
+    let summing = std::thread::Builder::new().spawn(move || {
         std::thread::sleep(rest);
         let more = LIMIT.lock().end();
         SINKS.lock().send(&format!("{more} more warnings came within {} s", PERIOD.as_secs()));
     });
+    if summing.is_err() {
+        LIMIT.lock().end();
+    }
 }
 
 /// The text of an event: its message, and the values of its fields after it.

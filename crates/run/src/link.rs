@@ -63,11 +63,10 @@ async fn serve_host(
         return Ok(()); // it was evicted
     }
     let host = hello.host;
-    let Some(outgoing) = world.open_outgoing(host) else {
+    let Some(outgoing) = world.open_outgoing(host, &hello.info.data_address) else {
         return Err(invalid(&format!("there is no host {host}")));
     };
     let process = hello.info.process;
-    world.data().add_peer(host, &hello.info.data_address);
     let trying = world.clone();
     tokio::task::spawn_blocking(move || trying.try_host(host));
     world.submit(Event::HostJoined { host, info: hello.info });
@@ -123,7 +122,9 @@ async fn read_reports(
                 let world = world.clone();
                 tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
             }
-            Report::Undelivered { to, tag, error } => world.undelivered(to, tag, error),
+            Report::Undelivered { to, tag, error } => {
+                world.undelivered(outgoing, host, (to, tag), error).await;
+            }
             Report::PeersTried { unreachable } => world.peers_tried(host, outgoing, unreachable),
             report => world.report(host, outgoing, report),
         }

@@ -11,7 +11,7 @@ use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, T
 use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
 use parking_lot::{Mutex, RwLock};
 use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report, UnreachablePeer};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
 use transport::RemotePeer;
@@ -26,6 +26,8 @@ pub const INLINE_BYTES: usize = 64 << 10;
 const BACKLOG_BYTES: usize = 8 << 20;
 /// Time within which a host that joins is reached.
 const REACHING: Duration = Duration::from_secs(5);
+/// Most failures of messages between hosts that are on their way.
+const FAILURES_MAX: usize = 1024;
 /// Time after a message to a host has failed within which the end of its connection says why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -89,6 +91,9 @@ pub struct World {
     uploads: Queues<HostId, Errand>,
     /// Small messages by host, which overtake uploads.
     notices: Queues<HostId, Errand>,
+    /// Failures of messages of other hosts, by host.
+    failures: Queues<HostId, Errand>,
+    failures_under_way: Arc<Semaphore>,
     stops: mpsc::UnboundedSender<ProcessAction>,
     reachability: Reachability,
 }
@@ -138,6 +143,8 @@ impl World {
             up: watch::Sender::new(false),
             uploads: Queues::default(),
             notices: Queues::default(),
+            failures: Queues::default(),
+            failures_under_way: Arc::new(Semaphore::new(FAILURES_MAX)),
             stops,
             reachability: Reachability::default(),
         };
@@ -279,11 +286,14 @@ impl World {
         self.outgoing.read()[host.0 as usize].clone()
     }
 
-    /// Registers a new connection of a host; later commands go to it and not to the previous
-    /// connection.
-    pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<CommandQueue>> {
+    /// Registers a new connection of a host, and where messages reach it; later commands go to it and
+    /// not to the previous connection.
+    pub(crate) fn open_outgoing(&self, host: HostId, address: &str) -> Option<Arc<CommandQueue>> {
         let fresh: Arc<CommandQueue> = Arc::default();
-        *self.outgoing.write().get_mut(host.0 as usize)? = fresh.clone();
+        let mut outgoing = self.outgoing.write();
+        *outgoing.get_mut(host.0 as usize)? = fresh.clone();
+        self.data.add_peer(host, address); // under the lock: one does not go without the other
+        drop(outgoing);
         self.reachability.forget(host);
         Some(fresh)
     }
@@ -443,17 +453,27 @@ impl World {
         }
     }
 
-    /// Reports to a host that a message to it has failed; its sender does not reach it.
-    pub(crate) fn undelivered(&self, to: HostId, tag: TransferTag, error: Status) {
-        if to == CONTROLLER {
-            drop(self.data.send_failure(to, tag, &error)); // to this process: it is always delivered
-        } else if self.outgoing.read().len() > to.0 as usize {
-            self.send(&self.notices, to, move |data| data.send_failure(to, tag, &error));
+    /// Reports to a host that a message to it has failed, which its sender does not reach; waits while
+    /// too many such reports are on their way.
+    pub(crate) async fn undelivered(
+        &self,
+        outgoing: &Arc<CommandQueue>,
+        from: HostId,
+        (to, tag): (HostId, TransferTag),
+        error: Status,
+    ) {
+        if !self.is_current(from, outgoing) || self.outgoing.read().len() <= to.0 as usize {
+            return;
         }
+        let permit = self.failures_under_way.clone().acquire_owned().await;
+        self.send(&self.failures, to, move |data| {
+            let _until_it_is_sent = permit;
+            data.send_failure(to, tag, &error)
+        });
     }
 
-    /// Queues a message to a host. One that cannot be reached by messages is lost, even if it answers
-    /// heartbeats.
+    /// Queues a message to the process that a host is now. One that cannot be reached by messages is
+    /// lost, even if it answers heartbeats.
     fn send(
         &self,
         queue: &Queues<HostId, Errand>,
@@ -461,13 +481,13 @@ impl World {
         send: impl FnOnce(&DataPlane) -> Result<(), Status> + Send + 'static,
     ) {
         let errand = Errand { outgoing: self.outgoing(host), send: Box::new(send) };
-        let (data, world) = (self.data.clone(), self.weak.clone());
-        queue.submit(host, errand, move |errand| {
-            let Err(error) = (errand.send)(&data) else { return };
-            if data.is_peer(host) {
+        let world = self.weak.clone();
+        queue.submit(host, errand, move |Errand { outgoing, send }| {
+            let current = || world.upgrade().filter(|world| world.is_current(host, &outgoing));
+            let Some(data) = current().map(|world| world.data.clone()) else { return };
+            if let Err(error) = send(&data) {
                 std::thread::sleep(LAST_WORDS);
-                let world = world.upgrade();
-                world.inspect(|world| world.lose_host(host, &errand.outgoing, error.message));
+                current().inspect(|world| world.lose_host(host, &outgoing, error.message));
             }
         });
     }
@@ -477,7 +497,9 @@ impl World {
             for source in shards.iter().filter(|shard| shard.data.len() >= INLINE_BYTES) {
                 let (tag, bytes) = (source.tag, source.data.clone());
                 self.send(&self.uploads, host, move |data| {
+                    // One that the host refuses, such as for want of memory, fails alone.
                     data.send(host, Channel::INSIDE, tag, &bytes)
+                        .or_else(|error| data.send_failure(host, tag, &error))
                 });
             }
         }

@@ -139,8 +139,7 @@ class Executor:
         self._plane.drop_before(command.first_tag)
         for peer in command.peers:
             # A loss overtakes commands: the process that this names may have ended since.
-            if self._plane.begins_at(peer.host, peer.first_tag):
-                self._plane.add_peer(peer.host, peer.address)
+            if self._plane.know_peer(peer.host, peer.first_tag, peer.address):
                 self._teams.know(peer.host, peer.first_tag)
         numbers = [peer.host for peer in command.peers]
         threading.Thread(target=self._try_peers, args=(numbers,), daemon=True).start()

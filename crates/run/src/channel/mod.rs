@@ -11,9 +11,11 @@ mod detour;
 mod failures;
 mod frame;
 mod handshake;
+mod in_use;
 mod inbox;
 mod lanes;
 mod memory;
+mod outage;
 mod peer;
 mod receive;
 mod recent;
@@ -183,11 +185,22 @@ impl DataPlane {
         &self.0.channels
     }
 
-    /// Registers a peer. A registered peer is replaced: it has restarted (a new incarnation).
+    /// Registers the new process that a peer is.
     pub fn add_peer(&self, host: HostId, address: &str) {
-        let peer = Peer::new(host, self.0.credentials.clone(), address::choose(address));
-        let before = self.0.peers.write().insert(host, Arc::new(peer));
-        before.inspect(|peer| peer.give_up());
+        self.0.replace_peer(host, TransferTag(0), address::choose(address));
+    }
+
+    /// Registers a peer, of which messages with smaller tags were for an earlier process to send: they
+    /// never arrive. Returns whether the process that begins there is the newest that is known, and has
+    /// not been lost; it may have been registered before.
+    pub fn know_peer(&self, host: HostId, tag: TransferTag, address: &str) -> bool {
+        let is_newest = self.begins_at(host, tag);
+        let addresses = address::choose(address);
+        let known = self.0.peers.read().get(&host).cloned();
+        if is_newest && !known.is_some_and(|known| known.is(tag, &addresses)) {
+            self.0.replace_peer(host, tag, addresses);
+        }
+        is_newest
     }
 
     /// Sends one message; returns once `bytes` may be reused.
@@ -233,12 +246,6 @@ impl DataPlane {
         if let Some(error) = self.0.never_comes(tag, from) {
             self.0.arrive(tag, Err(error));
         }
-    }
-
-    /// Messages of a peer with smaller tags were for an earlier process of it to send: they never
-    /// arrive. Returns whether that process is the newest that is known, and has not been lost.
-    pub fn begins_at(&self, host: HostId, tag: TransferTag) -> bool {
-        self.0.raise_first_tag(host, tag) == tag
     }
 
     /// Drops messages with smaller tags, those that have arrived and all to come: they are for an
@@ -427,6 +434,12 @@ impl Inner {
         let mut turn = turns.map(FairMutex::lock);
         self.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.to_peer(to, |peer| peer.send(channel, tag, bytes, || drop(turn.take())))
+    }
+
+    fn replace_peer(&self, host: HostId, first_tag: TransferTag, addresses: Vec<String>) {
+        let peer = Peer::new(host, first_tag, self.credentials.clone(), addresses);
+        let before = self.peers.write().insert(host, Arc::new(peer));
+        before.inspect(|peer| peer.give_up());
     }
 
     fn to_peer(

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
-use super::frame::{FrameKind, Header};
+use super::frame::{FrameKind, Header, TEXT_LIMIT};
 use super::handshake::{ANSWER_TIMEOUT, Credentials, greet};
+use super::in_use::{InUse, Using};
 use super::lanes::LaneName;
 use super::memory::{MemfdSegment, size_class};
-use super::socket::Socket;
+use super::outage::{Outage, is_outage};
+use super::socket::{SILENCE_MAX, Socket};
 
 /// Messages below this size travel in their frame; others in a segment or over several streams.
 pub(crate) const INLINE_BYTES: usize = 64 << 10;
@@ -24,8 +26,7 @@ pub(crate) const INLINE_BYTES: usize = 64 << 10;
 const FAILOVER_CONNECT: Duration = Duration::from_secs(2);
 const FAILOVER_SILENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
-/// Time for which delivery is tried while no endpoint reaches the peer, and pause between attempts.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between attempts while no endpoint reaches the peer.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Number of streams over which a large message between machines is striped.
 const STREAMS: usize = 2;
@@ -68,6 +69,8 @@ impl Frame<'_> {
 struct Unconfirmed {
     error: io::Error,
     was_connected: bool,
+    /// Time for which the peer has not answered before it failed.
+    silent: Duration,
 }
 
 /// One address of a process, and idle connections to it (a connection pool).
@@ -84,31 +87,45 @@ struct Endpoint {
 pub(crate) struct Peer {
     host: HostId,
     credentials: Arc<Credentials>,
+    /// The first message that this process of it may send.
+    first_tag: TransferTag,
     /// Its addresses; by channel, if there are several.
     endpoints: Vec<Endpoint>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
-    /// Whether nothing is to be delivered to it any more.
-    is_lost: AtomicBool,
-}
-
-/// Whether an endpoint may be reached again after such an error.
-fn is_outage(error: &io::Error) -> bool {
-    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock};
-    let kinds = [HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock];
-    kinds.contains(&error.kind())
+    outage: Mutex<Outage>,
+    /// Connections to another machine that are being used; none may once the peer is lost.
+    in_use: InUse,
 }
 
 impl Peer {
     /// Creates a peer with these addresses, of which there is at least one.
-    pub fn new(host: HostId, credentials: Arc<Credentials>, addresses: Vec<String>) -> Self {
+    pub fn new(
+        host: HostId,
+        first_tag: TransferTag,
+        credentials: Arc<Credentials>,
+        addresses: Vec<String>,
+    ) -> Self {
         let endpoint = |address| Endpoint {
             address,
             connections: Mutex::default(),
             is_down: AtomicBool::new(false),
         };
         let endpoints = addresses.into_iter().map(endpoint).collect();
-        let is_lost = AtomicBool::new(false);
-        Self { host, credentials, endpoints, segments: Mutex::default(), is_lost }
+        Self {
+            host,
+            first_tag,
+            credentials,
+            endpoints,
+            segments: Mutex::default(),
+            outage: Mutex::default(),
+            in_use: InUse::default(),
+        }
+    }
+
+    /// Whether this is a process with these addresses, and this first message.
+    pub fn is(&self, first_tag: TransferTag, addresses: &[String]) -> bool {
+        let known = self.endpoints.iter().map(|endpoint| &endpoint.address);
+        self.first_tag == first_tag && known.eq(addresses)
     }
 
     /// Returns the number of a channel's endpoint; the first for [`Channel::INSIDE`] and unknown channels.
@@ -130,7 +147,7 @@ impl Peer {
     /// (failover).
     ///
     /// # Arguments
-    /// - `sent`: called once the message is on its way, and perhaps again.
+    /// - `sent`: called once the message is on its way, or the peer is not reached at once.
     pub fn send(
         self: &Arc<Self>,
         channel: Channel,
@@ -148,25 +165,25 @@ impl Peer {
             });
         }
         let mut stripes = if bytes.len() < INLINE_BYTES { 1 } else { STREAMS };
-        self.deliver(self.index(channel), PATIENCE, |endpoint| {
+        self.deliver(self.index(channel), true, |endpoint| {
             let stripe = bytes.len().div_ceil(stripes).next_multiple_of(4096).max(4096);
             stripes = 1; // if sent again: a whole message needs no other part
             let starts = (0..bytes.len().max(1)).step_by(stripe);
             let end = |start: usize| bytes.len().min(start + stripe);
             let frame = |start| self.part(tag, &bytes[start..end(start)], start, bytes.len());
-            self.transmit(endpoint, &starts.map(frame).collect::<Vec<_>>(), &mut sent)
+            let frames: Vec<_> = starts.map(frame).collect();
+            self.transmit(endpoint, &frames, &mut sent).inspect_err(|_| sent())
         })
     }
 
-    /// Reports that a message has failed; `insists` as messages do while nothing reaches the peer.
+    /// Reports that a message has failed; tries on while nothing reaches the peer only if it `insists`.
     pub fn send_failure(
         self: &Arc<Self>,
         tag: TransferTag,
         error: &Status,
         insists: bool,
     ) -> io::Result<()> {
-        let patience = if insists { PATIENCE } else { Duration::ZERO };
-        self.send_text(self.header(FrameKind::Failure, tag, 0), error, patience)
+        self.send_text(self.header(FrameKind::Failure, tag, 0), error, insists)
     }
 
     /// Reports that a host is lost: its messages with tags below `tag` never arrive.
@@ -177,23 +194,25 @@ impl Peer {
         error: &Status,
     ) -> io::Result<()> {
         let header = self.header(FrameKind::Loss, tag, 0);
-        self.send_text(Header { offset: u64::from(lost.0), ..header }, error, PATIENCE)
+        self.send_text(Header { offset: u64::from(lost.0), ..header }, error, true)
     }
 
     fn send_text(
         self: &Arc<Self>,
         header: Header,
         error: &Status,
-        patience: Duration,
+        insists: bool,
     ) -> io::Result<()> {
-        let text = error.to_string();
+        let mut text = error.to_string();
+        let ends = (0..=text.len().min(TEXT_LIMIT as usize)).rev();
+        text.truncate(ends.into_iter().find(|&end| text.is_char_boundary(end)).unwrap_or(0));
         let length = text.len() as u64;
         let frame =
             Frame { header: Header { length, total: length, ..header }, payload: text.as_bytes() };
         if self.is_local(Channel::INSIDE) {
             return self.with_connection(&self.endpoints[0], |socket| frame.write(socket));
         }
-        self.deliver(0, patience, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
+        self.deliver(0, insists, |endpoint| self.transmit(endpoint, &[frame], &mut || ()))
     }
 
     /// Sends a ping and waits at most `timeout` for the answer.
@@ -207,34 +226,41 @@ impl Peer {
         })
     }
 
-    /// Ends attempts to deliver something: the process is lost, or this one ends.
+    /// Ends all that is being delivered: the process is lost, or this one ends.
     pub fn give_up(&self) {
-        self.is_lost.store(true, Ordering::Relaxed);
+        self.in_use.lose();
     }
 
     /// Delivers something to a peer on another machine: by an endpoint, or by another that reaches it,
-    /// or by the first that does again.
+    /// or, if it `insists`, by the first that does again.
     ///
     /// # Errors
-    /// None does for all of `patience`, or the peer is lost; the error is that of the preferred one. Or its
-    /// machine refuses connections.
+    /// Nothing has reached it for a minute, or the peer is lost; the error is that of the preferred
+    /// endpoint. Or its machine refuses connections.
     fn deliver(
         self: &Arc<Self>,
         preferred: usize,
-        patience: Duration,
+        insists: bool,
         mut by: impl FnMut(&Endpoint) -> Result<(), Unconfirmed>,
     ) -> io::Result<()> {
-        let began = Instant::now();
         loop {
-            match self.deliver_once(preferred, &mut by) {
-                Err(error) if is_outage(&error) && began.elapsed() < patience => {
-                    if self.is_lost.load(Ordering::Relaxed) {
-                        return Err(error);
-                    }
-                    std::thread::sleep(PAUSE);
-                }
-                delivered => return delivered,
+            if let Some(error) = self.outage.lock().verdict(Instant::now(), insists) {
+                return Err(error);
             }
+            let (error, silent) = match self.deliver_once(preferred, &mut by) {
+                Ok(()) => {
+                    self.outage.lock().end(Instant::now());
+                    return Ok(());
+                }
+                Err(failed) => failed,
+            };
+            let is_worth_another = is_outage(&error)
+                && self.outage.lock().note(Instant::now(), silent, &error)
+                && insists;
+            if !is_worth_another || self.in_use.is_lost() {
+                return Err(error);
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -242,12 +268,13 @@ impl Peer {
         self: &Arc<Self>,
         preferred: usize,
         by: &mut impl FnMut(&Endpoint) -> Result<(), Unconfirmed>,
-    ) -> io::Result<()> {
+    ) -> Result<(), (io::Error, Duration)> {
         let is_down = |&index: &usize| self.endpoints[index].is_down.load(Ordering::Relaxed);
         let others = (0..self.endpoints.len()).filter(|&index| index != preferred);
         let mut order: VecDeque<usize> = std::iter::once(preferred).chain(others).collect();
         order.make_contiguous().sort_by_key(is_down);
         let mut failed: BTreeMap<usize, io::Error> = BTreeMap::new();
+        let mut all_silent = Duration::ZERO;
         while let Some(index) = order.pop_front() {
             match by(&self.endpoints[index]) {
                 Ok(()) => {
@@ -260,9 +287,10 @@ impl Peer {
                 Err(Unconfirmed { error, .. })
                     if error.kind() == io::ErrorKind::PermissionDenied =>
                 {
-                    return Err(error);
+                    return Err((error, all_silent));
                 }
-                Err(Unconfirmed { error, was_connected }) => {
+                Err(Unconfirmed { error, was_connected, silent }) => {
+                    all_silent += silent;
                     // The connection may have been an idle one that ended; connect once more.
                     if failed.insert(index, error).is_none() && was_connected {
                         order.push_back(index);
@@ -273,7 +301,7 @@ impl Peer {
         // One that may be reached again counts most.
         let weight = |(index, error): &(usize, io::Error)| (is_outage(error), *index == preferred);
         let (_, error) = failed.into_iter().max_by_key(weight).expect("one was tried");
-        Err(error)
+        Err((error, all_silent))
     }
 
     /// Sends frames at once, each by a connection of its own, and waits until the peer has all.
@@ -283,9 +311,15 @@ impl Peer {
         frames: &[Frame<'_>],
         sent: &mut impl FnMut(),
     ) -> Result<(), Unconfirmed> {
+        let began = Instant::now();
+        let failed = |error| Unconfirmed { error, was_connected: false, silent: began.elapsed() };
         let connect = |_: &Frame<'_>| self.connection(endpoint);
         let sockets: io::Result<Vec<Socket>> = frames.iter().map(connect).collect();
-        let mut sockets = sockets.map_err(|error| Unconfirmed { error, was_connected: false })?;
+        let mut sockets = sockets.map_err(failed)?;
+        let using: io::Result<Vec<Using<'_>>> =
+            sockets.iter().map(|socket| self.in_use.begin(socket)).collect();
+        let using = using.map_err(failed)?;
+        let began = Instant::now();
         let received = (|| {
             std::thread::scope(|scope| {
                 let mut pairs = frames.iter().zip(&mut sockets);
@@ -301,9 +335,13 @@ impl Peer {
             let mut pairs = frames.iter().zip(&mut sockets);
             pairs.try_for_each(|(frame, socket)| frame.await_receipt(socket))
         })();
+        drop(using);
         if let Err(error) = received {
             endpoint.connections.lock().clear(); // they may be as dead
-            return Err(Unconfirmed { error, was_connected: true });
+            let silence = if self.endpoints.len() < 2 { SILENCE_MAX } else { FAILOVER_SILENCE };
+            let silent =
+                if is_outage(&error) { began.elapsed().min(silence) } else { Duration::ZERO };
+            return Err(Unconfirmed { error, was_connected: true, silent });
         }
         endpoint.connections.lock().append(&mut sockets);
         Ok(())
@@ -410,11 +448,14 @@ impl Peer {
     /// Connects to an endpoint; for not as long if there are others, and the connection ends sooner
     /// when nothing comes through.
     fn connect(&self, endpoint: &Endpoint) -> io::Result<Socket> {
-        if self.endpoints.len() < 2 {
-            return self.greet(Socket::connect(&endpoint.address)?, ANSWER_TIMEOUT);
-        }
-        let socket = Socket::connect_within(&endpoint.address, FAILOVER_CONNECT)?;
-        socket.set_silence(FAILOVER_SILENCE)?;
+        let socket = if self.endpoints.len() < 2 {
+            Socket::connect(&endpoint.address)?
+        } else {
+            let socket = Socket::connect_within(&endpoint.address, FAILOVER_CONNECT)?;
+            socket.set_silence(FAILOVER_SILENCE)?;
+            socket
+        };
+        let _using = self.in_use.begin(&socket)?;
         self.greet(socket, ANSWER_TIMEOUT)
     }
 

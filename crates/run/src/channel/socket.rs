@@ -15,7 +15,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time after which a silent connection ends, unless it is set; otherwise a link that is down would
 /// block the messages queued on its channel for a quarter of an hour.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// A connection.
 #[derive(Debug)]

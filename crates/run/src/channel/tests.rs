@@ -171,6 +171,50 @@ fn failures_and_losses_reach_the_waiting() {
 }
 
 #[test]
+fn long_texts_of_failures_are_cut_and_arrive() {
+    for scheme in ["unix", "tcp"] {
+        let (one, two) = pair(scheme);
+        let error = Status::new(Code::Internal, "é".repeat(100_000));
+        one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
+        let found = two.take(TransferTag(1), WHILE).unwrap_err();
+        assert_eq!(found.code, Code::Internal);
+        assert!(error.message.starts_with(&found.message));
+        assert!(found.message.len() > 65_000, "{}", found.message.len());
+        one.close();
+        two.close();
+    }
+}
+
+#[test]
+fn what_is_on_its_way_ends_with_the_process_that_it_is_for() {
+    let (one, two) = pair("tcp");
+    let link = Link::to(two.address());
+    let known = || one.0.peers.read()[&HostId(2)].clone();
+    assert!(one.know_peer(HostId(2), TransferTag(1), &link.address));
+    one.send(HostId(2), Channel::INSIDE, TransferTag(2), b"sent").unwrap();
+    link.is_silent.store(true, Ordering::Relaxed);
+    link.forth.store(10, Ordering::Relaxed);
+    let other = one.clone();
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        ended.send(other.send(HostId(2), Channel::INSIDE, TransferTag(3), &[7; 3_000_000]))
+    });
+    let moment = Duration::from_millis(300);
+    assert!(end.recv_timeout(moment).is_err(), "it is on its way");
+    let before = known();
+    assert!(one.know_peer(HostId(2), TransferTag(1), &link.address));
+    assert!(Arc::ptr_eq(&before, &known()), "it is known already");
+    assert!(end.recv_timeout(moment).is_err(), "it goes on");
+    assert!(one.know_peer(HostId(2), TransferTag(4), two.address()), "another process");
+    assert_eq!(end.recv_timeout(WHILE).unwrap().unwrap_err().code, Code::Unavailable);
+    one.send(HostId(2), Channel::INSIDE, TransferTag(5), b"sent").unwrap();
+    assert_eq!(two.take(TransferTag(5), WHILE).unwrap().as_ref(), b"sent");
+    link.is_silent.store(false, Ordering::Relaxed);
+    one.close();
+    two.close();
+}
+
+#[test]
 fn a_message_is_passed_on_whether_it_comes_before_or_after_it_is_asked_for() {
     let (one, two) = pair("unix");
     for (tag, early) in [(1, false), (2, true)] {
@@ -381,6 +425,8 @@ struct Link {
     back: Arc<AtomicU64>,
     /// Whether it carries on by new connections after it has ended the others.
     recovers: Arc<AtomicBool>,
+    /// Whether it keeps its connections open, and carries nothing any more.
+    is_silent: Arc<AtomicBool>,
 }
 
 impl Link {
@@ -390,10 +436,15 @@ impl Link {
         let target = target.strip_prefix("tcp:").unwrap().to_owned();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("tcp:{}", listener.local_addr().unwrap());
-        let recovers = Arc::new(AtomicBool::new(false));
+        let (recovers, is_silent) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
         let (forth, back) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let link =
-            Self { address, forth: forth.clone(), back: back.clone(), recovers: recovers.clone() };
+        let link = Self {
+            address,
+            forth: forth.clone(),
+            back: back.clone(),
+            recovers: recovers.clone(),
+            is_silent: is_silent.clone(),
+        };
         link.mend();
         std::thread::spawn(move || {
             for connector in listener.incoming().map_while(Result::ok) {
@@ -405,20 +456,26 @@ impl Link {
                     (connector.try_clone().unwrap(), acceptor.try_clone().unwrap(), forth.clone()),
                     (acceptor, connector, back.clone()),
                 ] {
-                    let recovers = recovers.clone();
-                    std::thread::spawn(move || Self::carry(from, to, &left, &recovers));
+                    let (recovers, is_silent) = (recovers.clone(), is_silent.clone());
+                    std::thread::spawn(move || {
+                        Self::carry(&from, &to, &left);
+                        while is_silent.load(Ordering::Relaxed) {
+                            std::thread::sleep(Duration::from_millis(10));
+                        }
+                        if recovers.load(Ordering::Relaxed) {
+                            left.store(Self::ENOUGH, Ordering::Relaxed);
+                        }
+                        for socket in [from, to] {
+                            drop(socket.shutdown(std::net::Shutdown::Both));
+                        }
+                    });
                 }
             }
         });
         link
     }
 
-    fn carry(
-        mut from: std::net::TcpStream,
-        mut to: std::net::TcpStream,
-        left: &AtomicU64,
-        recovers: &AtomicBool,
-    ) {
+    fn carry(mut from: &std::net::TcpStream, mut to: &std::net::TcpStream, left: &AtomicU64) {
         let mut part = [0; 4096];
         while let Ok(count @ 1..) = std::io::Read::read(&mut from, &mut part) {
             let before = left
@@ -428,14 +485,8 @@ impl Link {
                 .unwrap();
             let carried = count.min(before as usize);
             if to.write_all(&part[..carried]).is_err() || carried < count {
-                break;
+                return;
             }
-        }
-        if recovers.load(Ordering::Relaxed) {
-            left.store(Self::ENOUGH, Ordering::Relaxed);
-        }
-        for socket in [from, to] {
-            drop(socket.shutdown(std::net::Shutdown::Both));
         }
     }
 
