@@ -472,8 +472,8 @@ impl World {
         });
     }
 
-    /// Queues a message to the process that a host is now. One that cannot be reached by messages is
-    /// lost, even if it answers heartbeats.
+    /// Queues a message to the process that a host is now, if it is one. One that cannot be reached by
+    /// messages is lost, even if it answers heartbeats.
     fn send(
         &self,
         queue: &Queues<HostId, Errand>,
@@ -483,7 +483,9 @@ impl World {
         let errand = Errand { outgoing: self.outgoing(host), send: Box::new(send) };
         let world = self.weak.clone();
         queue.submit(host, errand, move |Errand { outgoing, send }| {
-            let current = || world.upgrade().filter(|world| world.is_current(host, &outgoing));
+            let is_there =
+                |world: &Self| world.is_current(host, &outgoing) && world.data.is_peer(host);
+            let current = || world.upgrade().filter(|world| is_there(world));
             let Some(data) = current().map(|world| world.data.clone()) else { return };
             if let Err(error) = send(&data) {
                 std::thread::sleep(LAST_WORDS);
@@ -527,3 +529,6 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,11 @@ impl DataPlane {
         self.0.lose_peer(host, tag, error);
     }
 
+    /// Whether a host is a peer: it has been registered, and not been lost since.
+    pub fn is_peer(&self, host: HostId) -> bool {
+        self.0.peers.read().contains_key(&host)
+    }
+
     /// Messages of a peer with smaller tags never arrive. Returns whether those from there on may.
     pub fn begins_at(&self, host: HostId, tag: TransferTag) -> bool {
         self.0.raise_first_tag(host, tag) == tag
