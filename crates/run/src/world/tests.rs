@@ -8,8 +8,7 @@ use super::*;
 fn starting() -> (Arc<World>, IslandId, HostId) {
     let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
     let data = DataPlane::listen(CONTROLLER, "tcp:127.0.0.1:0", &[], "secret", false).unwrap();
-    let (world, _) =
-        World::new(Controller::new(Cluster::new(&[spec.clone()]), Config::default()), data);
+    let (world, _) = World::new(Controller::new(Cluster::new(&[spec]), Config::default()), data);
     let island = world.add_island(&spec);
     let host = world.inspect(|controller| controller.cluster().island(island).unwrap().hosts[0]);
     (world, island, host)
