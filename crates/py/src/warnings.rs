@@ -1,5 +1,6 @@
 //! What the compiled half has to say, which no caller waits for: lines for the owner's logs.
 
+use std::cmp::Ordering;
 use std::fmt::{Debug, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -75,10 +76,10 @@ impl Limit {
         });
         self.period = Some(begun);
         self.count += 1;
-        match self.count - 1 {
-            LINES_MAX => Admission::Over(PERIOD.saturating_sub(now - begun)),
-            before if before < LINES_MAX => Admission::Shown,
-            _ => Admission::Counted,
+        match self.count.cmp(&(LINES_MAX + 1)) {
+            Ordering::Less => Admission::Shown,
+            Ordering::Equal => Admission::Over(PERIOD.saturating_sub(now - begun)),
+            Ordering::Greater => Admission::Counted,
         }
     }
 

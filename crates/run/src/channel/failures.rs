@@ -18,7 +18,7 @@ impl DataPlane {
 
     /// Whether a host is a peer: it has been registered, and not been lost since.
     pub fn is_peer(&self, host: HostId) -> bool {
-        self.0.peers.read().contains_key(&host)
+        self.0.is_peer(host)
     }
 
     /// Messages of a peer with smaller tags never arrive. Returns whether those from there on may.
@@ -60,11 +60,15 @@ impl DataPlane {
 }
 
 impl Inner {
+    fn is_peer(&self, host: HostId) -> bool {
+        self.peers.read().contains_key(&host)
+    }
+
     fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
         let detour = self.detour.get();
         let sent = self.to_peer(to, |peer| peer.send_failure(tag, error, detour.is_none()));
         match detour {
-            Some(take) if sent.is_err() && self.peers.read().contains_key(&to) => {
+            Some(take) if sent.is_err() && self.is_peer(to) => {
                 take(to, tag, error);
                 Ok(())
             }
@@ -84,7 +88,7 @@ impl Inner {
         if from == self.credentials.me || from == CONTROLLER {
             return None;
         }
-        let may_come = self.peers.read().contains_key(&from) && !self.is_of_earlier(tag, from);
+        let may_come = self.is_peer(from) && !self.is_of_earlier(tag, from);
         (!may_come).then(|| self.gone(from))
     }
 

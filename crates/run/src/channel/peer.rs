@@ -204,8 +204,11 @@ impl Peer {
         insists: bool,
     ) -> io::Result<()> {
         let mut text = error.to_string();
-        let ends = (0..=text.len().min(TEXT_LIMIT as usize)).rev();
-        text.truncate(ends.into_iter().find(|&end| text.is_char_boundary(end)).unwrap_or(0));
+        let mut end = text.len().min(TEXT_LIMIT as usize);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
         let length = text.len() as u64;
         let frame =
             Frame { header: Header { length, total: length, ..header }, payload: text.as_bytes() };
