@@ -1,0 +1,330 @@
+"""Writes the operations of an island's part of a program, and marks what crosses between islands.
+
+Values are an island's parts of arrays. What crosses is a marked custom call, of one operand, whose
+leading dimension counts the islands of a group; `pieces` makes an exchange of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from fairway.host.partition.axes import Cut, Dimension, IslandAxis, Islands, Token
+
+__all__ = ["CROSSING", "ISLAND", "Emitter", "Reshard", "plan_reshard"]
+
+CROSSING = "fairway.crossing"
+"""Target of a call that stands for a collective between islands."""
+ISLAND = "fairway.island"
+"""Target of a call that returns the number of the island, `int32[]`."""
+
+Value = Any
+Digits = list[tuple[int, int | None]]
+"""A dimension's mixed radix, the major digit first: sizes, and the place of a leading dimension that
+the digit comes from or goes to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshard:
+    """Steps from one cut to another, in this order.
+
+    Attributes:
+        moved: axes that one all-to-all takes from one dimension to another.
+        gathered: axes that are gathered.
+        between: the cut then.
+        sliced: axes that each island takes its part of, without communication.
+    """
+
+    moved: tuple[IslandAxis, ...]
+    gathered: tuple[IslandAxis, ...]
+    between: Cut
+    sliced: tuple[IslandAxis, ...]
+
+
+def plan_reshard(source: Cut, target: Cut, islands: Islands) -> Reshard:
+    """Returns the steps from one cut of an array to another."""
+    before, after = _places(source), _places(target)
+    kept = {axis for axis in before if after.get(axis) == before[axis]}
+    gone = [axis for axis in islands.axes if axis in before and axis not in kept]
+    come = [axis for axis in islands.axes if axis in after and axis not in kept]
+    both = [axis for axis in gone if axis in come]
+    is_apart = both and all(before[axis][0] != after[axis][0] for axis in both)
+    moved = tuple(both) if is_apart and gone == both and come == both else ()
+    if moved:
+        return Reshard(moved, (), target, ())
+    return Reshard((), tuple(gone), source.without(gone), tuple(come))
+
+
+def _places(cut: Cut) -> dict[IslandAxis, tuple[int, int]]:
+    """Returns dimension and number of parts before of each island axis."""
+    return {
+        axis: (index, before)
+        for index, placed in enumerate(cut.islands())
+        for axis, before in placed
+    }
+
+
+class Emitter:
+    """Writes operations at the current insertion point.
+
+    Args:
+        islands: the islands.
+    """
+
+    def __init__(self, islands: Islands) -> None:
+        self.islands = islands
+        self.crossings = 0
+        """Number of crossings that were written."""
+        self.crossed_bytes = 0
+        """Bytes of their operands."""
+
+    def operation(
+        self,
+        name: str,
+        results: Sequence[Any],
+        operands: Sequence[Value],
+        inner: str | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Writes an operation.
+
+        Args:
+            name: its name.
+            results: types of its results.
+            operands: its operands.
+            inner: how its result is sharded inside the island.
+            attributes: its attributes.
+        """
+        given = {key.replace("__", "."): value for key, value in attributes.items()}
+        if inner is not None:
+            given["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{inner[13:]}]>")
+        return ir.Operation.create(
+            name, results=list(results), operands=list(operands), attributes=given
+        )
+
+    def reshard(self, value: Value, source: Cut, target: Cut, shape: Sequence[int]) -> Value:
+        """Returns a value of another cut.
+
+        Args:
+            value: the island's part.
+            source: its cut.
+            target: the wanted cut.
+            shape: shape of the whole array.
+        """
+        if source.islands() == target.islands():
+            return value
+        steps = plan_reshard(source, target, self.islands)
+        if steps.moved:
+            return self._all_to_all(value, source, target, (shape, steps.moved))
+        if steps.gathered:
+            value = self._gather(value, source, (shape, steps.gathered))
+        if steps.sliced:
+            value = self._slice(value, steps.between, target, (shape, steps.sliced))
+        return value
+
+    def reduce(self, value: Value, cut: Cut, axes: Sequence[IslandAxis], reduction: str) -> Value:
+        """Returns the reduction of all islands' values along axes."""
+        return self._cross("reduce", value, (cut, tuple(axes)), reduction)
+
+    def reduce_scatter(
+        self, value: Value, target: Cut, shape: Sequence[int], axes: Sequence[IslandAxis]
+    ) -> Value:
+        """Returns each island's part of a sum of whole arrays over islands."""
+        parts = self._split(value, target, axes)
+        own = self._cross("scatter", parts, (_led(target), tuple(axes)), "add")
+        return self.reshaped(own, target.local(shape), target)
+
+    def ordinal(self, axes: Sequence[IslandAxis]) -> Value:
+        """Returns the place of this island among those along axes, the first being major."""
+        scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        name = ir.StringAttr.get(ISLAND)
+        island = self.operation("stablehlo.custom_call", [scalar], [], call_target_name=name).result
+        if list(axes) == self.islands.axes:
+            return island
+        total = self.constant(np.int32(0))
+        for axis in axes:
+            along = self._binary("divide", island, self.constant(np.int32(axis.stride)))
+            along = self._binary("remainder", along, self.constant(np.int32(axis.size)))
+            total = self._binary("multiply", total, self.constant(np.int32(axis.size)))
+            total = self._binary("add", total, along)
+        return total
+
+    def constant(self, value: Any) -> Value:
+        """Returns a constant."""
+        array = np.asarray(value)
+        elements: Any = ir.DenseElementsAttr
+        attribute = elements.get(array)
+        return self.operation(
+            "stablehlo.constant", [attribute.type], [], value=attribute
+        ).result
+
+    def reshaped(self, value: Value, shape: Sequence[int], cut: Cut | None = None) -> Value:
+        """Returns a value of another shape and as many elements."""
+        kind = ir.RankedTensorType(value.type)
+        if list(kind.shape) == list(shape):
+            return value
+        inner = None if cut is None else cut.inner(shape)
+        made = ir.RankedTensorType.get(list(shape), kind.element_type)
+        return self.operation("stablehlo.reshape", [made], [value], inner).result
+
+    def _binary(self, name: str, one: Value, other: Value) -> Value:
+        return self.operation(f"stablehlo.{name}", [one.type], [one, other]).result
+
+    def _gather(
+        self, value: Value, cut: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+    ) -> Value:
+        shape, axes = of
+        stacked = self._cross("gather", value, (cut, tuple(axes)))
+        target = cut.without(axes)
+        return self._join(stacked, cut, axes, (target, target.local(shape)))
+
+    def _slice(
+        self, value: Value, source: Cut, target: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+    ) -> Value:
+        shape, axes = of
+        parts = self._split(value, target, axes, source)
+        kind = ir.RankedTensorType(parts.type)
+        own = [1, *kind.shape[1:]]
+        zero = self.constant(np.int32(0))
+        sizes: Any = ir.DenseI64ArrayAttr
+        taken = self.operation(
+            "stablehlo.dynamic_slice",
+            [ir.RankedTensorType.get(own, kind.element_type)],
+            [parts, self.ordinal(axes), *[zero] * (len(own) - 1)],
+            slice_sizes=sizes.get(own),
+        ).result
+        return self.reshaped(taken, target.local(shape), target)
+
+    def _all_to_all(
+        self, value: Value, source: Cut, target: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+    ) -> Value:
+        shape, axes = of
+        parts = self._split(value, target, axes, source)
+        # Every dimension is now cut as by the source or by the target, by both where axes moved.
+        exchanged = self._cross("all_to_all", parts, (_led(target), tuple(axes)))
+        return self._join(exchanged, source, axes, (target, target.local(shape)))
+
+    def _split(
+        self, value: Value, target: Cut, axes: Sequence[IslandAxis], source: Cut | None = None
+    ) -> Value:
+        """Returns the parts of a value along axes of a cut, in a new leading dimension."""
+        kind = ir.RankedTensorType(value.type)
+        digits = [
+            _digits(dimension, axes, extent)
+            for dimension, extent in zip(target.dims, kind.shape, strict=True)
+        ]
+        expanded = [size for dimension in digits for size, _ in dimension]
+        order = _leading(digits)
+        value = self._transposed(self.reshaped(value, expanded), order)
+        rest = [math.prod(s for s, key in dimension if key is None) for dimension in digits]
+        count = math.prod(axis.size for axis in axes)
+        return self.reshaped(value, [count, *rest], _led(target))
+
+    def _join(
+        self, value: Value, cut: Cut, axes: Sequence[IslandAxis], made: tuple[Cut, Sequence[int]]
+    ) -> Value:
+        """Returns a value without its leading dimension, whose parts are along axes of a cut."""
+        target, shape = made
+        digits = []
+        for dimension, extent in zip(cut.dims, shape, strict=True):
+            digits.append(_digits(dimension, axes, extent))
+        order = _leading(digits)
+        flat = [size for dimension in digits for size, _ in dimension]
+        value = self.reshaped(value, [flat[index] for index in order])
+        back = [order.index(index) for index in range(len(order))]
+        return self.reshaped(self._transposed(value, back), shape, target)
+
+    def _transposed(self, value: Value, order: list[int]) -> Value:
+        if order == sorted(order):
+            return value
+        kind = ir.RankedTensorType(value.type)
+        made = ir.RankedTensorType.get([kind.shape[i] for i in order], kind.element_type)
+        numbers: Any = ir.DenseI64ArrayAttr
+        return self.operation(
+            "stablehlo.transpose", [made], [value], permutation=numbers.get(order)
+        ).result
+
+    def _cross(
+        self, kind: str, value: Value, at: tuple[Cut, tuple[IslandAxis, ...]], reduction: str = ""
+    ) -> Value:
+        """Writes a crossing over axes.
+
+        Args:
+            kind: ``gather`` adds a leading dimension, ``all_to_all`` exchanges along it, and
+                ``scatter`` leaves 1 of it; ``reduce`` keeps the shape.
+            value: the operand.
+            at: cut of the operand, and the axes.
+            reduction: how ``reduce`` and ``scatter`` reduce.
+        """
+        cut, axes = at
+        source = ir.RankedTensorType(value.type)
+        shape = list(source.shape)
+        if kind == "gather":
+            shape = [math.prod(axis.size for axis in axes), *shape]
+            cut = _led(cut)
+        elif kind == "scatter":
+            shape[0] = 1
+        flat = [number for axis in axes for number in (axis.stride, axis.size)]
+        numbers: Any = ir.DenseI64ArrayAttr
+        self.crossings += 1
+        self.crossed_bytes += _bytes(source)
+        call = self.operation(
+            "stablehlo.custom_call",
+            [ir.RankedTensorType.get(shape, source.element_type)],
+            [value],
+            cut.inner(shape),
+            call_target_name=ir.StringAttr.get(CROSSING),
+            fairway__kind=ir.StringAttr.get(kind),
+            fairway__axes=numbers.get(flat),
+            fairway__reduction=ir.StringAttr.get(reduction),
+        )
+        return call.result
+
+
+def _led(cut: Cut) -> Cut:
+    """Returns the cut of arrays with one more dimension, in front."""
+    return Cut(((), *cut.dims), cut.mesh)
+
+
+def _digits(dimension: Dimension, axes: Sequence[IslandAxis], extent: int) -> Digits:
+    """Returns the digits of a dimension of which some are of island axes.
+
+    Args:
+        dimension: its axes.
+        axes: island axes; others are not there, for a part has one coordinate of them.
+        extent: its extent, digits of ``axes`` included.
+    """
+    chosen = [i for i, token in enumerate(dimension) if token.island in axes]
+    if not chosen:
+        return [(extent, None)]
+    digits: Digits = []
+    for token in dimension[: chosen[-1] + 1]:
+        if token.island in axes:
+            assert token.island is not None
+            digits.append((token.size, list(axes).index(token.island)))
+        elif not token.island:
+            digits.append((token.size, None))
+    return [*digits, (extent // math.prod(size for size, _ in digits), None)]
+
+
+def _leading(digits: list[Digits]) -> list[int]:
+    """Returns the order of all digits in which those with a place lead."""
+    flat = [key for dimension in digits for _, key in dimension]
+    placed = sorted((key, index) for index, key in enumerate(flat) if key is not None)
+    return [*(index for _, index in placed), *(i for i, key in enumerate(flat) if key is None)]
+
+
+def bits(kind: Any) -> int:
+    """Returns the bits of an element."""
+    text = str(kind)
+    digits = "".join(letter for letter in text.split("E")[0] if letter.isdigit())
+    return max(8, int(digits or 8)) * (2 if text.startswith("complex") else 1)
+
+
+def _bytes(kind: Any) -> int:
+    return math.prod(kind.shape) * bits(kind.element_type) // 8

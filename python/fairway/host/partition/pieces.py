@@ -1,0 +1,200 @@
+"""Cuts an island's part of a program at its crossings: into computations, exchanges and loops.
+
+A computation runs on every island as one gang; it depends on the exchanges before it, and is as
+large as that allows. Small constant operations are repeated where they are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from fairway.host.partition.emitter import CROSSING, ISLAND
+from fairway.host.partition.localize import LOOP
+
+__all__ = ["Computation", "Exchange", "Loop", "Value", "cut"]
+
+Value = Any
+REPEATED = {"stablehlo.constant", "stablehlo.iota"}
+"""Operations without operands that are repeated where they are used."""
+SMALL = 1 << 16
+"""Most elements of a result that is computed again, from constants, instead of passed on."""
+
+
+@dataclasses.dataclass(eq=False)
+class Computation:
+    """Operations that one XLA program computes.
+
+    Attributes:
+        operations: in order.
+        operands: the values that it takes.
+        results: the values that it returns.
+        uses_island: whether it needs the number of the island.
+    """
+
+    operations: list[Any]
+    operands: list[Value] = dataclasses.field(default_factory=list)
+    results: list[Value] = dataclasses.field(default_factory=list)
+    uses_island: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Exchange:
+    """One crossing."""
+
+    operation: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Loop:
+    """A loop whose body crosses, and how often it runs."""
+
+    operation: Any
+    number: int
+    count: int
+
+
+Piece = Computation | Exchange | Loop
+
+
+def cut(block: Any) -> list[Piece]:
+    """Returns the pieces of a block, each after those that it depends on."""
+    operations = [operation.operation for operation in block.operations]
+    returned = operations.pop()
+    cutter = _Cutter(operations)
+    pieces = list(cutter.pieces())
+    cutter.connect(pieces, list(returned.operands))
+    return pieces
+
+
+def target_of(operation: Any) -> str:
+    """Returns the target of a custom call; empty for other operations."""
+    if operation.name != "stablehlo.custom_call":
+        return ""
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def operands_of(operation: Any) -> Iterator[Value]:
+    """Returns the values that an operation reads, also in its regions, from outside of it."""
+    yield from operation.operands
+    if len(operation.regions):
+        inside: set[Value] = set()
+        for region in operation.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+                for inner in block.operations:
+                    for operand in operands_of(inner.operation):
+                        if operand not in inside:
+                            yield operand
+                    inside.update(inner.operation.results)
+
+
+class _Cutter:
+    """Divides the operations of a block."""
+
+    def __init__(self, operations: list[Any]) -> None:
+        self._operations = operations
+        self._reads = {operation: list(dict.fromkeys(operands_of(operation))) for operation in operations}
+        self._maker = {result: one for one in operations for result in one.results}
+        self._repeated: set[Any] = set()
+        for operation in operations:
+            if self._is_repeated(operation):
+                self._repeated.add(operation)
+
+    def _is_repeated(self, operation: Any) -> bool:
+        if operation.name in REPEATED or target_of(operation) == ISLAND:
+            return True
+        if target_of(operation) or len(operation.regions) or len(operation.results) != 1:
+            return False
+        kind = operation.results[0].type
+        elements = 1
+        for extent in ir.RankedTensorType(kind).shape:
+            elements *= extent
+        is_small = elements <= SMALL or operation.name == "stablehlo.broadcast_in_dim"
+        return is_small and all(
+            self._maker.get(value) in self._repeated for value in self._reads[operation]
+        )
+
+    def pieces(self) -> Iterator[Piece]:
+        """Returns computations, level by level, and the exchanges between."""
+        levels: dict[Value, int] = {}
+        computations: dict[int, list[Any]] = {}
+        crossing: dict[int, list[Any]] = {}
+        for operation in self._operations:
+            if operation in self._repeated:
+                continue
+            level = max((levels.get(value, 0) for value in self._reads[operation]), default=0)
+            crosses = target_of(operation) in (CROSSING, LOOP)
+            (crossing if crosses else computations).setdefault(level, []).append(operation)
+            for result in operation.results:
+                levels[result] = level + 1 if crosses else level
+        for level in range(max([*computations, *crossing], default=-1) + 1):
+            if level in computations:
+                yield Computation(computations[level])
+            for operation in crossing.get(level, ()):
+                yield _crossing(operation)
+
+    def connect(self, pieces: Sequence[Piece], returned: list[Value]) -> None:
+        """Finds what each computation takes and returns; adds one for constants that leave."""
+        wanted: set[Value] = set(returned)
+        for piece in pieces:
+            if isinstance(piece, Computation):
+                self._complete(piece)
+                wanted.update(piece.operands)
+            else:
+                wanted.update(piece.operation.operands)
+        assert isinstance(pieces, list)
+        constants = [
+            value for value in wanted if self._maker.get(value) in self._repeated
+        ]
+        if constants:
+            first = Computation([self._maker[value] for value in constants])
+            self._complete(first)
+            pieces.insert(0, first)
+        for piece in pieces:
+            if isinstance(piece, Computation):
+                piece.results = [
+                    result
+                    for operation in piece.operations
+                    for result in operation.results
+                    if result in wanted and (piece is pieces[0] or result not in constants)
+                ]
+
+    def _complete(self, piece: Computation) -> None:
+        """Adds the repeated operations that a computation needs, and finds its operands."""
+        own = set(piece.operations)
+        ordered: dict[Any, None] = {}
+        operands: dict[Value, None] = {}
+
+        def add(operation: Any) -> None:
+            if operation in ordered:
+                return
+            for value in self._reads[operation]:
+                maker = self._maker.get(value)
+                if maker in own:
+                    continue
+                if maker in self._repeated:
+                    add(maker)
+                else:
+                    operands[value] = None
+            ordered[operation] = None
+
+        for operation in piece.operations:
+            if operation in self._repeated:
+                for value in self._reads[operation]:
+                    add(self._maker[value])
+            add(operation)
+        piece.operations = list(ordered)
+        piece.operands = list(operands)
+        piece.uses_island = any(target_of(one) == ISLAND for one in piece.operations)
+
+
+def _crossing(operation: Any) -> Exchange | Loop:
+    if target_of(operation) == CROSSING:
+        return Exchange(operation)
+    number = ir.IntegerAttr(operation.attributes["fairway.loop"]).value
+    count = ir.IntegerAttr(operation.attributes["fairway.count"]).value
+    return Loop(operation, int(number), int(count))

@@ -1,0 +1,406 @@
+"""Puts the pieces of a program together: as the program that the controller reads, and their code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from fairway.host.backend import Backend
+from fairway.host.ifrt_ir import quoted
+from fairway.host.partition.axes import Cut, IslandAxis, Islands, MeshView, Token
+from fairway.host.partition.pieces import (
+    Computation,
+    Exchange,
+    Loop,
+    Piece,
+    Value,
+    cut,
+    target_of,
+)
+from fairway.host.partition.emitter import ISLAND
+from fairway.host.partition.localize import SHARDING
+from fairway.host.programs import ELEMENT_TYPES
+
+__all__ = ["Assembler", "Crossing", "FunctionPart", "Partitioned"]
+
+
+class Crossing(msgspec.Struct, frozen=True):
+    """A collective between islands, of the shards of one value.
+
+    Attributes:
+        kind: ``reduce``; ``gather``, which stacks; ``all_to_all`` or ``scatter`` along the first
+            dimension.
+        reduction: how ``reduce`` and ``scatter`` reduce.
+        groups: devices that communicate.
+        contents: equal numbers for devices of equal shards.
+        dtype: element type.
+        shape: shape of each device's shard.
+    """
+
+    kind: str
+    reduction: str
+    groups: list[list[int]]
+    contents: list[int]
+    dtype: str
+    shape: list[int]
+
+
+class FunctionPart(msgspec.Struct, frozen=True):
+    """One function of a partitioned program.
+
+    Attributes:
+        is_exchange: whether it is a :class:`Crossing` as MessagePack, not StableHLO.
+        uses_island: whether its first parameter is the number of the island.
+        code: its code.
+    """
+
+    is_exchange: bool
+    uses_island: bool
+    code: bytes
+
+
+class Partitioned(msgspec.Struct, frozen=True):
+    """A program over several islands, in pieces.
+
+    Attributes:
+        text: the program, as the controller reads it.
+        functions: code of its functions, in order.
+        members: for each island, the program's devices in the order of its computations.
+        warnings: what could not be divided.
+    """
+
+    text: str
+    functions: list[FunctionPart]
+    members: list[list[int]]
+    warnings: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How the shards of a value lie on devices.
+
+    Attributes:
+        element: element type.
+        shape: shape of the whole.
+        cut: how it is cut.
+    """
+
+    element: str
+    shape: tuple[int, ...]
+    cut: Cut
+
+
+class Assembler:
+    """Assembles a program.
+
+    Args:
+        name: its name.
+        islands: the islands of its devices.
+        meshes: its meshes by name.
+        bodies: entry blocks of loops whose bodies cross.
+    """
+
+    def __init__(
+        self, name: str, islands: Islands, meshes: dict[str, MeshView], bodies: Sequence[Any]
+    ) -> None:
+        self._name = name
+        self._islands = islands
+        self._meshes = meshes
+        self._bodies = bodies
+        self._cut_bodies: dict[int, list[Piece]] = {}
+        self._functions: dict[Any, str] = {}
+        self.parts: list[FunctionPart] = []
+        self._lines: list[str] = []
+        self._values = 0
+        self._arguments: dict[Value, Cut] = {}
+        self._results: dict[Value, Cut] = {}
+
+    def assemble(self, block: Any, given: list[Cut], made: list[Cut], donated: set[int]) -> str:
+        """Returns the text of the program.
+
+        Args:
+            block: the island's part of its entry function.
+            given: cuts of its arguments.
+            made: cuts of its results.
+            donated: arguments that it donates.
+        """
+        numbers: dict[Value, int] = {}
+        inputs = []
+        for index, (argument, one) in enumerate(zip(block.arguments, given, strict=True)):
+            self._arguments[argument] = one
+            numbers[argument] = index
+            text = self._type(self._whole(argument, one))
+            inputs.append(f"input %{index}: {text}{' donated' if index in donated else ''}")
+        self._values = len(inputs)
+        returned = block.operations[len(block.operations) - 1]
+        for value, one in zip(returned.operands, made, strict=True):
+            self._results.setdefault(value, one)
+        self._pieces(cut(block), numbers)
+        functions = [f"function {quoted(name)}" for name in self._functions.values()]
+        results = ", ".join(f"%{numbers[value]}" for value in returned.operands)
+        lines = [f"program {quoted(self._name)}", *functions, *inputs, *self._lines]
+        return "\n".join([*lines, f"return ({results})"]) + "\n"
+
+    def _pieces(self, pieces: Sequence[Piece], numbers: dict[Value, int]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Loop):
+                self._loop(piece, numbers)
+                continue
+            operation = piece.operation if isinstance(piece, Exchange) else None
+            operands = list(operation.operands) if operation else piece.operands  # type: ignore[union-attr]
+            results = list(operation.results) if operation else piece.results  # type: ignore[union-attr]
+            name = self._function(piece)
+            made = []
+            for result in results:
+                numbers[result] = self._values
+                self._values += 1
+                made.append(f"%{numbers[result]}: {self._type(self._layout(result))}")
+            given = ", ".join(f"%{numbers[operand]}" for operand in operands)
+            self._lines.append(f"node {', '.join(made)} = call {quoted(name)} ({given})")
+
+    def _loop(self, loop: Loop, numbers: dict[Value, int]) -> None:
+        """Writes the nodes of all iterations of a loop."""
+        function = self._bodies[loop.number].body.operations[0].operation
+        block = function.regions[0].blocks[0]
+        if loop.number not in self._cut_bodies:
+            self._cut_bodies[loop.number] = cut(block)
+        returned = block.operations[len(block.operations) - 1]
+        carried = [numbers[operand] for operand in loop.operation.operands]
+        for value, result in zip(block.arguments, loop.operation.results, strict=True):
+            self._arguments.setdefault(value, self._layout(result).cut)
+        for _ in range(loop.count):
+            inner = dict(zip(block.arguments, carried, strict=True))
+            self._pieces(self._cut_bodies[loop.number], inner)
+            carried = [inner[value] for value in returned.operands]
+        numbers.update(zip(loop.operation.results, carried, strict=True))
+
+    # Values
+
+    def _whole(self, value: Value, one: Cut) -> _Layout:
+        """Returns the layout of a value that clients see: of the whole array."""
+        kind = ir.RankedTensorType(value.type)
+        shape = tuple(
+            extent * math.prod(token.size for token in dimension if token.island)
+            for extent, dimension in zip(kind.shape, one.dims, strict=True)
+        )
+        return _Layout(ELEMENT_TYPES[str(kind.element_type)], shape, one)
+
+    def _layout(self, value: Value) -> _Layout:
+        """Returns the layout of a value; of an island's part, if clients do not see it."""
+        if value in self._results:
+            return self._whole(value, self._results[value])
+        kind = ir.RankedTensorType(value.type)
+        return _Layout(ELEMENT_TYPES[str(kind.element_type)], tuple(kind.shape), self._inner(value))
+
+    def _inner(self, value: Value) -> Cut:
+        """Returns how a value is cut inside an island."""
+        shape = list(ir.RankedTensorType(value.type).shape)
+        found = self._arguments.get(value, self._results.get(value))
+        if found is None:
+            found = self._annotated(value)
+        dims = []
+        for extent, dimension in zip(shape, found.dims, strict=True):
+            tokens = tuple(token for token in dimension if token.axis)
+            is_even = extent % math.prod(token.size for token in tokens) == 0
+            dims.append(tokens if is_even else ())
+        return Cut(tuple(dims), found.mesh)
+
+    def _annotated(self, value: Value) -> Cut:
+        rank = len(ir.RankedTensorType(value.type).shape)
+        owner = getattr(value.owner, "operation", value.owner)
+        names = () if isinstance(owner, ir.Block) else ("sharding", "sdy.sharding", SHARDING)
+        found = [owner.attributes[name] for name in names if name in owner.attributes]
+        if not found:
+            return Cut.whole(rank)
+        sharding = found[0]
+        if sdy.TensorShardingPerValueAttr.isinstance(sharding):
+            given = sdy.TensorShardingPerValueAttr(sharding).shardings
+            sharding = given[list(owner.results).index(value)]
+        sharding = sdy.TensorShardingAttr(sharding)
+        name = ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value
+        return self._meshes[name].inner_cut(sharding)
+
+    def _type(self, layout: _Layout) -> str:
+        """Returns a value's type in the syntax of the program's text."""
+        shape = ",".join(map(str, layout.shape))
+        words = [f"{layout.element}[{shape}]"]
+        counts = [math.prod(token.size for token in dimension) for dimension in layout.cut.dims]
+        if any(count > 1 for count in counts):
+            tiles = ",".join(map(str, self._tiles(layout.cut)))
+            words.append(f"tiled {'x'.join(map(str, counts))} by [{tiles}]")
+        devices = ",".join(map(str, range(len(self._islands.of))))
+        return " ".join([*words, f"on [{devices}]"])
+
+    def _tiles(self, one: Cut) -> list[int]:
+        """Returns the tile of each device."""
+        tiles = [0] * len(self._islands.of)
+        for island, members in enumerate(self._islands.members):
+            for place, device in enumerate(members):
+                tile = 0
+                for token in (token for dimension in one.dims for token in dimension):
+                    tile = tile * token.size + self._coordinate(one, token, (island, place))
+                tiles[device] = tile
+        return tiles
+
+    def _coordinate(self, one: Cut, token: Token, at: tuple[int, int]) -> int:
+        island, place = at
+        if token.island:
+            return self._islands.coordinate(token.island, island)
+        if token.axis is None or one.mesh is None:
+            return 0
+        return self._meshes[one.mesh].coordinate(token, place)
+
+    # Functions
+
+    def _function(self, piece: Computation | Exchange) -> str:
+        """Returns the name of a piece's function, which is made when it is first needed."""
+        if piece not in self._functions:
+            name = f"{self._name}.{len(self._functions)}"
+            self._functions[piece] = name
+            if isinstance(piece, Exchange):
+                code = msgspec.msgpack.encode(self._crossing(piece.operation))
+                self.parts.append(FunctionPart(True, False, code))
+            else:
+                self.parts.append(self._computation(piece, name))
+        return self._functions[piece]
+
+    def _crossing(self, operation: Any) -> Crossing:
+        attributes = operation.attributes
+        numbers: Any = ir.DenseI64ArrayAttr
+        flat = list(numbers(attributes["fairway.axes"]))
+        axes = [IslandAxis(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        [operand] = operation.operands
+        inner = self._inner(operand)
+        kind = ir.RankedTensorType(operand.type)
+        shape = [
+            extent // math.prod(token.size for token in dimension)
+            for extent, dimension in zip(kind.shape, inner.dims, strict=True)
+        ]
+        tiles = self._tiles(inner)
+        count = max(tiles) + 1
+        return Crossing(
+            ir.StringAttr(attributes["fairway.kind"]).value,
+            ir.StringAttr(attributes["fairway.reduction"]).value,
+            self._groups(axes),
+            [tile + count * island for tile, island in zip(tiles, self._islands.of, strict=True)],
+            ELEMENT_TYPES[str(kind.element_type)],
+            shape,
+        )
+
+    def _groups(self, axes: Sequence[IslandAxis]) -> list[list[int]]:
+        """Returns the devices that communicate along axes: those of equal place."""
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for island in range(self._islands.count):
+            others = tuple(
+                self._islands.coordinate(axis, island)
+                for axis in self._islands.axes
+                if axis not in axes
+            )
+            place = 0
+            for axis in axes:
+                place = place * axis.size + self._islands.coordinate(axis, island)
+            groups.setdefault(others, []).append((place, island))
+        return [
+            [self._islands.members[island][number] for _, island in sorted(group)]
+            for group in groups.values()
+            for number in range(self._islands.size)
+        ]
+
+    def _computation(self, piece: Computation, name: str) -> FunctionPart:
+        """Returns the code of a computation."""
+        context = ir.Context.current
+        with ir.Location.unknown():
+            module = ir.Module.create()
+            module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+            integers = ir.IntegerType.get_signless(32)
+            attributes = module.operation.attributes
+            attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(integers, self._islands.size)
+            attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(integers, 1)
+            with ir.InsertionPoint(module.body):
+                for view in self._meshes.values():
+                    given = {
+                        "sym_name": ir.StringAttr.get(view.name),
+                        "mesh": ir.Attribute.parse(view.inner()),
+                    }
+                    ir.Operation.create("sdy.mesh", attributes=given)
+                self._entry(piece)
+            code = Backend.artifact(module, context)
+        return FunctionPart(False, piece.uses_island, code)
+
+    def _entry(self, piece: Computation) -> None:
+        """Writes the entry function of a computation."""
+        scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        kinds = [value.type for value in piece.operands]
+        shardings = [self._sharding(value) for value in piece.operands]
+        if piece.uses_island:
+            kinds, shardings = [scalar, *kinds], [ir.DictAttr.get({}), *shardings]
+        made = [value.type for value in piece.results]
+        function = ir.Operation.create(
+            "func.func",
+            attributes={
+                "sym_name": ir.StringAttr.get("main"),
+                "sym_visibility": ir.StringAttr.get("public"),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get(kinds, made)),
+                "arg_attrs": ir.ArrayAttr.get(shardings),
+                "res_attrs": ir.ArrayAttr.get([self._sharding(v) for v in piece.results]),
+            },
+            regions=1,
+        )
+        block = function.regions[0].blocks.append(
+            *kinds, arg_locs=[ir.Location.unknown()] * len(kinds)
+        )
+        arguments = list(block.arguments)
+        island = arguments.pop(0) if piece.uses_island else None
+        known = dict(zip(piece.operands, arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for operation in piece.operations:
+                if target_of(operation) == ISLAND:
+                    known[operation.results[0]] = island
+                    continue
+                written = operation.clone(ip=ir.InsertionPoint.current)
+                written = getattr(written, "operation", written)
+                _strip(written)
+                _rename(written, known)
+                known.update(zip(operation.results, written.results, strict=True))
+            values = [known[value] for value in piece.results]
+            ir.Operation.create("func.return", operands=values)
+
+    def _sharding(self, value: Value) -> Any:
+        inner = self._inner(value)
+        text = inner.inner(list(ir.RankedTensorType(value.type).shape))
+        if text is None:
+            whole = [view for view in self._meshes.values() if view.is_whole]
+            if not whole:
+                return ir.DictAttr.get({})
+            dims = ", ".join("{}" for _ in inner.dims)
+            text = f"#sdy.sharding<@{whole[0].name}, [{dims}]>"
+        return ir.DictAttr.get({"sdy.sharding": ir.Attribute.parse(text)})
+
+
+def _strip(operation: Any) -> None:
+    """Removes attributes that XLA need not see, also from operations in regions."""
+    if SHARDING in operation.attributes:
+        del operation.attributes[SHARDING]
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _strip(inner.operation)
+
+
+def _rename(operation: Any, known: dict[Value, Value]) -> None:
+    """Replaces the values that an operation, or one in its regions, reads."""
+    for index, operand in enumerate(operation.operands):
+        if operand in known:
+            operation.operands[index] = known[operand]
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _rename(inner.operation, known)
+
+
