@@ -40,6 +40,7 @@ mod islands;
 mod losses;
 mod migration;
 mod overview;
+mod partition;
 mod quota;
 mod renewal;
 mod requests;

@@ -10,7 +10,7 @@ use base::{ClientId, Code, DeviceId, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
 
 use crate::lower;
-use crate::programs::{CompileSource, Executable, Purpose};
+use crate::programs::{CompileSource, Executable, Purpose, SourceKind};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.
@@ -31,7 +31,7 @@ impl Reading {
             None => (Vec::new(), (1, devices.len() as u32)),
         };
         let (program, options) = (Arc::new(code.artifact), Arc::new(options));
-        CompileSource { program, options, devices, grid }
+        CompileSource { program, options, devices, grid, kind: SourceKind::Whole }
     }
 }
 
@@ -44,6 +44,8 @@ pub(crate) struct Assembling {
     pub source: Program,
     /// The same as it runs, with runs of small calls batched.
     pub program: Program,
+    /// The devices of the one computation that it was partitioned from, if it was.
+    pub partitioned: Option<Arc<[DeviceId]>>,
     functions: Vec<Option<Executable>>,
     /// Number of functions that are not yet compiled on all their hosts.
     missing: usize,
@@ -56,10 +58,20 @@ impl Assembling {
         client: ClientId,
         purpose: Purpose,
         (source, program): (Program, Program),
+        partitioned: Option<Arc<[DeviceId]>>,
         count: usize,
     ) -> Self {
         let functions = std::iter::repeat_with(|| None).take(count).collect();
-        Self { client, purpose, source, program, functions, missing: count, error: None }
+        Self {
+            client,
+            purpose,
+            source,
+            program,
+            partitioned,
+            functions,
+            missing: count,
+            error: None,
+        }
     }
 
     /// A function is compiled on all its hosts.
@@ -132,6 +144,7 @@ pub(crate) fn check_functions(
         let Operation::Call { function, .. } = &node.operation else { continue };
         let function = &functions[function.0 as usize];
         let name = &function.compiled.name;
+        let is_whole = function.source.as_ref().is_none_or(|source| source.is_whole());
         let counts = (function.compiled.parameter_count as usize, function.outputs.len());
         if counts != (node.args.len(), node.results.len()) {
             return Err(malformed(&format!(
@@ -142,7 +155,7 @@ pub(crate) fn check_functions(
                 node.results.len()
             )));
         }
-        for (arg, index) in node.args.iter().zip(0..) {
+        for (arg, index) in node.args.iter().zip(0..).filter(|_| is_whole) {
             let cuts = function.compiled.parameters.as_ref();
             let wanted = program.value(*arg);
             let Some(cut) = cuts.and_then(|cuts| cuts.get(index)) else { continue };
@@ -150,10 +163,35 @@ pub(crate) fn check_functions(
             check_cut(name, arg.0, wanted, &ArraySpec { sharding, ..wanted.clone() })?;
         }
         for (result, made) in node.results.clone().zip(function.outputs.iter()) {
-            check_cut(name, result, &program.values[result as usize], made)?;
+            let described = &program.values[result as usize];
+            if is_whole {
+                check_cut(name, result, described, made)?;
+            } else {
+                check_shard(name, result, described, made)?;
+            }
         }
     }
     Ok(())
+}
+
+/// Fails unless a computation of each island makes shards of the shape in the program.
+fn check_shard(
+    function: &str,
+    value: u32,
+    described: &ArraySpec,
+    compiled: &ArraySpec,
+) -> Result<(), Status> {
+    let shard = |spec: &ArraySpec| spec.sharding.shard_dims(&spec.dims, 0);
+    if described.dtype == compiled.dtype && shard(described) == shard(compiled) {
+        return Ok(());
+    }
+    Err(malformed(&format!(
+        "shards of value {value} are {:?} of {}; {function} makes {:?} of {}",
+        shard(described),
+        described.dtype.name(),
+        shard(compiled),
+        compiled.dtype.name(),
+    )))
 }
 
 /// Fails unless a compiled function takes or makes a value with the spec in the program.

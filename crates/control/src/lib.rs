@@ -31,6 +31,7 @@ mod memory;
 mod migration;
 mod objects;
 mod overview;
+mod partition;
 mod pending;
 mod plans;
 mod programs;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use topology::Cluster;
 
 use crate::collective_deps::Waits;
-use crate::programs::{Executable, Lowered};
+use crate::programs::{Executable, ExecutableForm, Lowered, TAGS_PER_EXCHANGE};
 use crate::reshard::{self, ShardMove};
 use crate::sparse;
 
@@ -151,6 +151,9 @@ impl Lowering<'_> {
     }
 
     fn call(&mut self, node: &Node, executable: &Executable, donated: &[u32]) {
+        if let ExecutableForm::Exchange(_) = executable.form {
+            return self.exchange(node, executable);
+        }
         let kept = executable.compiled.donated.iter().filter(|index| !donated.contains(index));
         let launch = Command::Launch {
             sequence: 0,
@@ -166,6 +169,23 @@ impl Lowering<'_> {
         };
         for &host in executable.hosts.iter() {
             self.add(host, launch.clone());
+        }
+        self.waits.pass(node, &executable.hosts);
+    }
+
+    fn exchange(&mut self, node: &Node, executable: &Executable) {
+        let results = node.results.clone().map(|value| self.specs[value as usize].clone());
+        let exchange = Command::RunExchange {
+            executable: executable.id,
+            args: node.args.iter().map(|arg| slot(*arg)).collect(),
+            first_result: BufferId(u64::from(node.results.start)),
+            results: results.collect(),
+            first_tag: TransferTag(self.next_tag),
+            client: ClientId(0),
+        };
+        self.next_tag += TAGS_PER_EXCHANGE;
+        for &host in executable.hosts.iter() {
+            self.add(host, exchange.clone());
         }
         self.waits.pass(node, &executable.hosts);
     }

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::dataflow::Reading;
 use crate::events::RequestId;
+use crate::partition::Partitioning;
 use crate::programs::Compiling;
 
 /// What to do with the answers of hosts once all have arrived.
@@ -18,6 +19,8 @@ pub(crate) enum Waiting {
     Answer,
     /// A program is being compiled.
     Compile(Compiling),
+    /// A host partitions a program over several islands.
+    Partition(Partitioning),
     /// A host parses a whole program.
     Program(Reading),
     /// A migrating client's arrays are being copied to the new physical devices.

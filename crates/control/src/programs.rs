@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{
     BufferId, Bytes, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
 };
-use ir::{ArraySpec, CollectiveOp, Operation, Program, Sharding, Work};
+use ir::{ArraySpec, CollectiveOp, Operation, Partition, Program, Sharding, Work};
 use protocol::Command;
 use smallvec::SmallVec;
 use topology::Cluster;
@@ -16,6 +16,9 @@ use crate::objects::Buffer;
 use crate::reshard;
 use crate::submissions::Member;
 use protocol::{Compiled, CostAnalysis, HostCollective};
+
+/// Number of transfer tags reserved for one run of an exchange.
+pub(crate) const TAGS_PER_EXCHANGE: u64 = 1 << 20;
 
 /// How a program is executed.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ pub(crate) struct Dataflow {
     pub lowered: Lowered,
     /// The executable of each function, in the program's order.
     pub functions: Vec<Arc<Executable>>,
+    /// The devices of the one computation that the program was partitioned from, if it was.
+    pub partitioned: Option<Arc<[DeviceId]>>,
 }
 
 impl Dataflow {
@@ -359,24 +364,14 @@ impl Compiling {
         }
     }
 
-    /// Adds to an error why a program over several islands must consist of collectives only.
-    pub fn explain(&self, error: &mut Status) {
-        if let [(first, _), (second, _), ..] = self.islands[..]
-            && error.code == Code::InvalidArgument
-        {
-            error.message = format!(
-                "one computation names devices of island {first} and of island {second}; a \
-                 computation runs inside one island unless it is nothing but collectives, and \
-                 {}; run one per island and move arrays with jax.device_put",
-                error.message
-            );
-        }
-    }
-
     /// Returns the executable, once all hosts have it.
     pub fn finish(self, cluster: &Cluster) -> Executable {
         let collectives = collectives_of(self.collectives, self.source.devices.len());
-        let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
+        let mut compiled = *self.compiled.expect("the leader's answer carries the program");
+        if let SourceKind::OfEachIsland { members, .. } = &self.source.kind {
+            spread(&mut compiled, &members[0]);
+        }
+        let compiled = Arc::new(compiled);
         let outputs: Arc<[ArraySpec]> = compiled
             .outputs
             .iter()
@@ -392,9 +387,9 @@ impl Compiling {
             .collect();
         let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
         let output_hosts = vec![self.hosts.clone(); outputs.len()];
-        let form = match self.islands.len() {
-            0 | 1 => ExecutableForm::Gang,
-            _ => ExecutableForm::Exchange(collectives),
+        let form = match self.source.kind {
+            SourceKind::Exchange { .. } => ExecutableForm::Exchange(collectives),
+            SourceKind::Whole | SourceKind::OfEachIsland { .. } => ExecutableForm::Gang,
         };
         Executable {
             id: self.id,
@@ -409,6 +404,19 @@ impl Compiling {
             outputs,
             output_specs,
         }
+    }
+}
+
+/// Makes the metadata of an island's computation those of the computation on all islands: results
+/// are shards of a shape, of no array that the controller knows.
+fn spread(compiled: &mut Compiled, devices: &Arc<[DeviceId]>) {
+    compiled.parameters = None;
+    for output in &mut compiled.outputs {
+        let partition = output.cut.partition.clone();
+        let sharding = Sharding { devices: devices.clone(), memory: None, partition };
+        let shard = sharding.shard_dims(&output.dims, 0);
+        output.cut.partition = Partition::Even { shard };
+        output.cut.encoded = bytes::Bytes::new();
     }
 }
 
@@ -443,12 +451,43 @@ pub(crate) struct CompileSource {
     pub devices: Arc<[DeviceId]>,
     /// Replicas and partitions, whose product is the device count.
     pub grid: (u32, u32),
+    /// What it is.
+    pub kind: SourceKind,
+}
+
+/// What a program is compiled as.
+#[derive(Debug, Clone)]
+pub(crate) enum SourceKind {
+    /// What a client sends: a computation, which is partitioned if it is over several islands.
+    Whole,
+    /// Collectives between islands, as a client writes them or as they were partitioned off.
+    Exchange {
+        /// Whether they were partitioned off.
+        is_crossing: bool,
+    },
+    /// A computation that each of several islands performs alike.
+    OfEachIsland {
+        /// The devices of each island, in the order of its device assignment.
+        members: Arc<[Arc<[DeviceId]>]>,
+        /// Whether its first parameter is the number of the island.
+        takes_island: bool,
+    },
 }
 
 impl CompileSource {
+    /// Returns whether it is one computation, on devices of one island.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.kind, SourceKind::Whole)
+    }
+
     /// Fails unless there is one device for each replica of each partition.
     pub fn check_grid(&self) -> Result<(), Status> {
-        let (grid, devices) = (self.grid, self.devices.len());
+        let devices = match &self.kind {
+            SourceKind::OfEachIsland { members, .. } => members[0].len(),
+            SourceKind::Whole => self.devices.len(),
+            SourceKind::Exchange { .. } => return Ok(()),
+        };
+        let grid = self.grid;
         if devices as u64 == u64::from(grid.0) * u64::from(grid.1) {
             return Ok(());
         }

@@ -171,17 +171,33 @@ messages! { to hosts
             devices: Vec<u32>,
             /// Replicas and partitions.
             grid: (u32, u32),
+            /// The value of its first parameter, which is then no argument of a run: the number of
+            /// the island in a program over several.
+            island: Option<u32>,
             /// Whether to compile or to load.
             role: CompileRole,
         },
-        /// Prepare a program over several islands, which must consist of collectives only.
+        /// Partition a program over several islands: into computations of each, and collectives
+        /// between them.
+        33 PartitionProgram [answers ticket] {
+            /// Correlates the answer.
+            ticket: CommandTicket,
+            /// Portable artifact.
+            program: Arc<Vec<u8>>,
+            /// For each of its devices, the island.
+            islands: Vec<u32>,
+        },
+        /// Prepare a program over several islands, which must consist of collectives only, or one
+        /// collective of a program that was partitioned.
         17 CompileExchange [answers ticket] {
             /// Correlates the answer.
             ticket: CommandTicket,
             /// The program.
             executable: ExecutableId,
-            /// Portable artifact.
+            /// Portable artifact, or the collective as it was partitioned off.
             program: Arc<Vec<u8>>,
+            /// Whether it is such a collective.
+            is_crossing: bool,
             /// Host of each device position.
             owners: Arc<[HostId]>,
         },

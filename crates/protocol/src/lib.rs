@@ -36,7 +36,7 @@ pub use field::{Decode, Field, decode, encode};
 pub use frame::{COMMAND_FRAME_LIMIT, CommandFrames, HELLO_LIMIT, REPORT_LIMIT};
 pub use program::{
     CompileRole, Compiled, CompiledSharding, CostAnalysis, ExecutableMessage, FunctionCode,
-    HostCollective, MemoryStats, OutputSpec,
+    HostCollective, MemoryStats, OutputSpec, PartitionedFunction,
 };
 pub use report::{Hello, HostChannel, HostInfo, HostReply, Report, UnreachablePeer};
 pub use sample::{Sample, sample_of};

@@ -81,6 +81,18 @@ record! { from hosts
 }
 
 record! { from hosts
+    /// One function of a program that was partitioned over islands.
+    pub struct PartitionedFunction {
+        /// Whether it is a collective between islands; others are computations of each island.
+        pub is_crossing: bool,
+        /// Whether the first parameter of the computation is the number of the island.
+        pub takes_island: bool,
+        /// Portable artifact, or the collective.
+        pub code: Vec<u8>,
+    }
+}
+
+record! { from hosts
     /// The partition of a parameter or result, and the compiler's own encoding of it.
     pub struct CompiledSharding {
         /// How it is partitioned over the program's devices.

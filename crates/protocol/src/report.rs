@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag};
 
-use crate::{CommandTicket, Compiled, FunctionCode};
+use crate::{CommandTicket, Compiled, FunctionCode, PartitionedFunction};
 
 record! { from hosts
     /// A network path of a host to other islands, with capacity of its own.
@@ -181,6 +181,17 @@ messages! { from hosts
             batched: String,
             /// The code of each function of `batched`, in its order.
             functions: Vec<FunctionCode>,
+        },
+        /// Answer `PartitionProgram`: the program has collectives only, so hosts run it as it is.
+        6 OnlyCollectives {},
+        /// Answer `PartitionProgram` with the parts of the program.
+        7 ProgramPartitioned {
+            /// The program, as [`ir::Program`] prints it.
+            text: String,
+            /// The code of each of its functions, in order.
+            functions: Vec<PartitionedFunction>,
+            /// For each island, the program's devices in the order of the island's computations.
+            members: Vec<Vec<u32>>,
         },
         /// Answer `ProgramText` with the text of the optimised program.
         4 OptimisedText {

@@ -148,9 +148,11 @@ class Executable:
         execute: runs it.
         name: name of the program.
         donated: parameters whose buffers results may reuse.
+        bound: number of leading parameters that are no arguments of a run.
     """
 
     __slots__ = (
+        "bound",
         "devices",
         "donated",
         "execute",
@@ -170,6 +172,18 @@ class Executable:
         self.execute = loaded.execute_sharded
         self.name = name
         self.donated: tuple[int, ...] = ()
+        self.bound = 0
+
+    def bind(self, value: Array) -> None:
+        """Gives the first parameter a value, which is then no argument of a run."""
+        execute = self.loaded.execute_sharded
+        self.bound = 1
+        self.donated = tuple(index - 1 for index in self.donated)
+
+        def bound(arguments: list[Array], with_tokens: bool) -> Any:
+            return execute([value, *arguments], with_tokens=with_tokens)
+
+        self.execute = bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,6 +438,13 @@ class Backend:
         check_overrides(options.env_option_overrides)
         # Dumps are written by the client's XLA, not here.
         options.executable_build_options.debug_options.xla_dump_to = ""
+        build = options.executable_build_options
+        if serialized and (options.num_replicas, options.num_partitions) != grid:
+            # Options of a program over several islands, for a part of it.
+            build.allow_spmd_sharding_propagation_to_parameters = [False]
+            build.allow_spmd_sharding_propagation_to_output = [False]
+            build.num_replicas, build.num_partitions = grid
+            options.num_replicas, options.num_partitions = grid
         if not serialized:
             options.num_replicas, options.num_partitions = grid
             options.executable_build_options.use_spmd_partitioning = True
@@ -460,7 +481,8 @@ class Backend:
     def zeros(self, program: Executable, index: int) -> Array:
         """Returns zeros in place of a program's argument."""
         module = program.loaded.hlo_modules()[0].as_serialized_hlo_module_proto()
-        shape = xla_client.XlaComputation(module).program_shape().parameter_shapes()[index]
+        shapes = xla_client.XlaComputation(module).program_shape().parameter_shapes()
+        shape = shapes[program.bound + index]
         zeros = np.zeros(shape.dimensions(), shape.numpy_dtype())
         parts = [zeros] * len(program.local)
         return self.put(zeros.dtype, zeros.shape, program.local, None, parts, keeps=False)

@@ -23,10 +23,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 from jaxlib.mlir import ir
 
 from fairway import mpmd
 from fairway.host.backend import JAXLIB_VERSION, Backend, UnreadableError
+from fairway.host.partition import NotSeparableError, partition
 from fairway.host.screening import RefusedError, screen
 
 __all__ = ["CheckKind", "Checker", "MalformedError"]
@@ -61,6 +63,9 @@ class CheckKind(enum.IntEnum):
     """A portable artifact of StableHLO."""
     IFRT_IR = 1
     """Bytecode of IFRT IR."""
+    SPANNING = 2
+    """A portable artifact over several islands, after the number of devices and the island of each,
+    as 32-bit integers."""
 
 
 class MalformedError(Exception):
@@ -97,7 +102,8 @@ class Checker:
         """Parses and verifies a program; O(its size), or only a hash of it if it is cached.
 
         Returns:
-            The same program as MLIR bytecode, written by the process that parsed it.
+            The same program as MLIR bytecode, written by the process that parsed it; one over
+            several islands as :class:`fairway.host.partition.Partitioned`, in MessagePack.
 
         Raises:
             MalformedError: it cannot be parsed, is invalid, or crashes the process that parses it.
@@ -190,7 +196,7 @@ def _read_one(connection: socket.socket, custom_calls: Collection[str]) -> NoRet
         _limit(length)
         try:
             answer = b"\0" + written_anew(CheckKind(kind), program, custom_calls)
-        except (UnreadableError, RefusedError) as error:
+        except (UnreadableError, RefusedError, NotSeparableError) as error:
             answer = b"\1" + str(error).encode()
         except (ValueError, ir.MLIRError) as error:
             reason = IFRT_REFUSED if kind == CheckKind.IFRT_IR else REFUSED
@@ -217,8 +223,26 @@ def _lower(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most, hard))
 
 
+def partitioned_anew(program: bytes, custom_calls: Collection[str]) -> bytes:
+    """Parses, verifies, screens and partitions a program over several islands."""
+    count = int.from_bytes(program[:4], "little")
+    islands = struct.unpack_from(f"<{count}I", program, 4)
+    module = Backend.parse(program[4 + 4 * count :])
+    module.context.enable_multithreading(False)
+    if not module.operation.verify():
+        raise ValueError("it is not valid")
+    with module.context:
+        screen(module, custom_calls)
+    written: Any = module.operation.get_asm(binary=True)
+    module = Backend.load(bytes(written))  # with the dialects of its passes
+    module.context.enable_multithreading(False)
+    return msgspec.msgpack.encode(partition(module, islands))
+
+
 def written_anew(kind: CheckKind, program: bytes, custom_calls: Collection[str] = ()) -> bytes:
     """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
+    if kind is CheckKind.SPANNING:
+        return partitioned_anew(program, custom_calls)
     if kind is CheckKind.IFRT_IR:
         context: Any = mpmd.context()
         context.enable_multithreading(False)  # its threads would not survive the fork

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from fairway.host import messages
+from fairway.host.backend import dtype_of
+from fairway.host.partition import Crossing
 from fairway.host.shard_maps import (
     REDUCTIONS,
     NotOnlyCollectivesError,
@@ -99,6 +101,7 @@ class LoweredExchange:
         self._owners = owners
         self._host = host
         self._steps: list[CollectiveStep] = []
+        self._stacks = False
         if module is not None:
             self._read(module)
 
@@ -132,6 +135,46 @@ class LoweredExchange:
             step, _ = exchange._reduce(0, tuple(groups), axes, total, elements)
         exchange._steps = [step]
         exchange.outputs = [(1, *elements, None)]
+        return exchange
+
+    @classmethod
+    def of_crossing(cls, crossing: Crossing, owners: list[int], host: int) -> LoweredExchange:
+        """Returns one collective of a program that was partitioned.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        groups = tuple(tuple(group) for group in crossing.groups)
+        positions = sorted(position for group in groups for position in group)
+        count = len(groups[0]) if groups else 0
+        if (
+            positions != list(range(len(owners)))
+            or len(crossing.contents) != len(owners)
+            or any(len(group) != count for group in groups)
+        ):
+            raise ValueError("its groups are not all of its devices, each once")
+        kind = dtype_of(crossing.dtype)
+        exchange = cls(None, owners, host)
+        exchange._classes = [list(crossing.contents)]
+        exchange.parameters = [None]
+        held = (kind, int(np.prod(crossing.shape, dtype=np.int64)))
+        shape = list(crossing.shape)
+        match crossing.kind:
+            case "gather":
+                exchange._stacks = True
+                step, _ = exchange._gather(0, groups, 0, held)
+                shape = [count, *shape]
+            case "all_to_all":
+                step, _ = exchange._all_to_all(0, groups, (0, 0), held)
+            case "reduce" | "scatter":
+                axes = (0,) if crossing.kind == "scatter" else ()
+                reduction = REDUCTIONS[f"stablehlo.{crossing.reduction}"]
+                step, _ = exchange._reduce(0, groups, axes, reduction, held)
+                shape = [shape[0] // count, *shape[1:]] if axes else shape
+            case _:
+                raise ValueError(f"it is a {crossing.kind}")
+        exchange._steps = [step]
+        exchange.outputs = [(1, crossing.dtype, tuple(shape), None)]
         return exchange
 
     def _read(self, module: Any) -> None:
@@ -182,6 +225,8 @@ class LoweredExchange:
             ended: called after each operation with collectives.
         """
         values = list(arguments)
+        if self._stacks:
+            values = [{at: one[np.newaxis] for at, one in value.items()} for value in values]
         for step in self._steps:
             begun_ns = time.monotonic_ns()
             run = getattr(self, f"_run_{step.kind}")
@@ -373,10 +418,18 @@ class LoweredExchange:
         return step, classes
 
     def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
-        groups = self._groups(operation)
         split = integer_attribute(operation, "split_dimension")
         axes = (split, integer_attribute(operation, "concat_dimension"))
-        dtype, elements = operand_elements(operation)
+        return self._all_to_all(operand, self._groups(operation), axes, operand_elements(operation))
+
+    def _all_to_all(
+        self,
+        operand: int,
+        groups: tuple[Group, ...],
+        axes: tuple[int, int],
+        held: tuple[np.dtype[Any], int],
+    ) -> tuple[CollectiveStep, list[Any]]:
+        (dtype, elements), split = held, axes[0]
         carries = []
         for hosts, together in self._teams(groups).items():
             moved = [

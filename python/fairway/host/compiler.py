@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fairway import mpmd
 from fairway.host import batches, ifrt_ir, inputs, messages, programs
@@ -19,6 +21,7 @@ from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
+from fairway.host.partition import Crossing, Partitioned
 from fairway.host.shard_maps import NotOnlyCollectivesError
 from fairway.shards import Description
 
@@ -83,6 +86,8 @@ class Compiler:
             else:
                 loaded, how = self._compile_alone(module, command)
             wrapped, metadata = programs.describe(self._backend, loaded, signature, len(devices))
+            if command.island is not None:
+                metadata = self._bind(wrapped, metadata, command.island)
             if self._trace is not None:
                 self._trace.compiled(begun, wrapped.name, how)
             if description is not None:
@@ -94,6 +99,23 @@ class Compiler:
             self._report.done(ticket, messages.ProgramCompiled(metadata))
         except Exception as error:
             self._report.failed(ticket, error_text(error))
+
+    def _bind(
+        self, program: Executable, metadata: messages.ProgramMetadata, island: int
+    ) -> messages.ProgramMetadata:
+        """Gives a program the number of its island; returns the metadata of what is left."""
+        shape: tuple[int, ...] = ()
+        numbers = [np.array(island, np.int32) for _ in program.local]
+        number = self._backend.put(np.dtype(np.int32), shape, program.local, None, numbers)
+        program.bind(number)
+        parameters = metadata.parameters
+        return msgspec.structs.replace(
+            metadata,
+            parameters=None if parameters is None else parameters[1:],
+            parameter_layouts=metadata.parameter_layouts[1:],
+            parameter_count=metadata.parameter_count - 1,
+            donated=[index - 1 for index in metadata.donated],
+        )
 
     def _open_input(
         self,
@@ -155,19 +177,58 @@ class Compiler:
     def _compile_exchange_now(self, command: messages.CompileExchange) -> None:
         ticket = command.ticket
         try:
-            bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
-            with READING:
-                module = self._backend.load(bytecode)
-                exchange = LoweredExchange(module, command.owners, self._host)
-                signature = programs.Signature(module)
-            self.exchanges[command.executable] = exchange
             memory = self._backend.memory_kinds()[0]
-            metadata = _describe_exchange(signature, exchange, memory)
+            if command.is_crossing:
+                crossing = msgspec.msgpack.decode(command.program, type=Crossing)
+                exchange = LoweredExchange.of_crossing(crossing, command.owners, self._host)
+                ranks, name = [len(crossing.shape)], crossing.kind
+            else:
+                bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
+                with READING:
+                    module = self._backend.load(bytecode)
+                    exchange = LoweredExchange(module, command.owners, self._host)
+                    signature = programs.Signature(module)
+                ranks = [len(shape) for shape in signature.parameters]
+                name = signature.name
+            self.exchanges[command.executable] = exchange
+            metadata = _describe_exchange((name, ranks), exchange, memory)
             self._report.done(ticket, messages.ProgramCompiled(metadata))
         except NotOnlyCollectivesError as error:
             self._report.failed(ticket, f"INVALID_ARGUMENT: {error}")
         except Exception as error:
             self._report.failed(ticket, error_text(error))
+
+    def partition(self, command: messages.PartitionProgram) -> None:
+        """Reports the parts of a program over several islands."""
+        self._threads.submit(self._partition_now, command)
+
+    def _partition_now(self, command: messages.PartitionProgram) -> None:
+        try:
+            if self._is_only_collectives(command):
+                self._report.done(command.ticket, messages.OnlyCollectives())
+                return
+            islands = struct.pack(f"<{len(command.islands)}I", *command.islands)
+            count = len(command.islands).to_bytes(4, "little")
+            read = self._checker.check(CheckKind.SPANNING, count + islands + command.program)
+            parts = msgspec.msgpack.decode(read, type=Partitioned)
+            functions = [
+                messages.PartitionedFunction(part.is_exchange, part.uses_island, part.code)
+                for part in parts.functions
+            ]
+            reply = messages.ProgramPartitioned(parts.text, functions, parts.members)
+            self._report.done(command.ticket, reply)
+        except Exception as error:
+            self._report.failed(command.ticket, error_text(error))
+
+    def _is_only_collectives(self, command: messages.PartitionProgram) -> bool:
+        """Returns whether a program has collectives only, so that no computation is left."""
+        bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
+        with READING:
+            try:
+                LoweredExchange(self._backend.load(bytecode), command.islands, command.islands[0])
+            except NotOnlyCollectivesError:
+                return False
+        return True
 
     def read_program(self, command: messages.ReadProgram) -> None:
         """Reports the nodes of a whole program, and the code of its functions."""
@@ -219,22 +280,22 @@ def _loaded(program: Executable | inputs.Feed | None) -> Any:
 
 
 def _describe_exchange(
-    signature: programs.Signature, exchange: LoweredExchange, memory: str
+    signature: tuple[str, list[int]], exchange: LoweredExchange, memory: str
 ) -> messages.ProgramMetadata:
     """Describes a program over several islands, like :func:`programs.describe` on others.
 
     Args:
-        signature: signature of the program.
+        signature: name of the program, and rank of each parameter.
         exchange: the program, ready to run.
         memory: memory kind of its results.
     """
-    ranks = [len(shape) for shape in signature.parameters]
+    name, ranks = signature
     outputs = [
         messages.OutputSpec(dtype, list(shape), messages.CompiledSharding(cut, b""), memory)
         for _, dtype, shape, cut in exchange.outputs
     ]
     return messages.ProgramMetadata(
-        name=signature.name,
+        name=name,
         fingerprint=None,
         parameters=[messages.CompiledSharding(cut, b"") for cut in exchange.parameters],
         parameter_layouts=[list(range(rank))[::-1] for rank in ranks],

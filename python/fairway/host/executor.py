@@ -87,6 +87,7 @@ class Executor:
             messages.Compile: compiler.compile,
             messages.CompileExchange: compiler.compile_exchange,
             messages.RunExchange: exchanger.exchange,
+            messages.PartitionProgram: compiler.partition,
             messages.Collective: exchanger.collective,
             messages.RowExchange: exchanger.row_exchange,
             messages.FreeExecutable: self._free_executable,

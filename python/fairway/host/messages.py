@@ -368,6 +368,21 @@ class FunctionCode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     artifact: bytes
 
 
+class PartitionedFunction(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One function of a program that was partitioned over islands.
+
+    Attributes:
+        is_crossing: Whether it is a collective between islands; others are computations of each
+            island.
+        takes_island: Whether the first parameter of the computation is the number of the island.
+        code: Portable artifact, or the collective.
+    """
+
+    is_crossing: bool
+    takes_island: bool
+    code: bytes
+
+
 class UnreachablePeer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A peer that a host cannot reach.
 
@@ -618,6 +633,8 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
         options: Serialized compile options.
         devices: The island-local numbers of its devices.
         grid: Replicas and partitions.
+        island: The value of its first parameter, which is then no argument of a run: the number of
+            the island in a program over several.
         role: Whether to compile or to load.
     """
 
@@ -627,22 +644,39 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
     options: bytes
     devices: list[int]
     grid: tuple[int, int]
+    island: int | None
     role: CompileRole
 
 
+class PartitionProgram(msgspec.Struct, frozen=True, array_like=True, tag=33, gc=False):
+    """Partition a program over several islands: into computations of each, and collectives between them.
+
+    Attributes:
+        ticket: Correlates the answer.
+        program: Portable artifact.
+        islands: For each of its devices, the island.
+    """
+
+    ticket: int
+    program: bytes
+    islands: list[int]
+
+
 class CompileExchange(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
-    """Prepare a program over several islands, which must consist of collectives only.
+    """Prepare a program over several islands, which must consist of collectives only, or one collective of a program that was partitioned.
 
     Attributes:
         ticket: Correlates the answer.
         executable: The program.
-        program: Portable artifact.
+        program: Portable artifact, or the collective as it was partitioned off.
+        is_crossing: Whether it is such a collective.
         owners: Host of each device position.
     """
 
     ticket: int
     executable: int
     program: bytes
+    is_crossing: bool
     owners: list[int]
 
 
@@ -930,6 +964,24 @@ class ProgramRead(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False)
     functions: list[FunctionCode]
 
 
+class OnlyCollectives(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Answer `PartitionProgram`: the program has collectives only, so hosts run it as it is."""
+
+
+class ProgramPartitioned(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """Answer `PartitionProgram` with the parts of the program.
+
+    Attributes:
+        text: The program, as `ir::Program` prints it.
+        functions: The code of each of its functions, in order.
+        members: For each island, the program's devices in the order of the island's computations.
+    """
+
+    text: str
+    functions: list[PartitionedFunction]
+    members: list[list[int]]
+
+
 class OptimisedText(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     """Answer `ProgramText` with the text of the optimised program.
 
@@ -1095,6 +1147,7 @@ Command: TypeAlias = (
     | Delete
     | Free
     | Compile
+    | PartitionProgram
     | CompileExchange
     | RunExchange
     | Collective
@@ -1117,7 +1170,14 @@ Command: TypeAlias = (
 message) complete asynchronously and delay only the commands that depend on them."""
 
 HostReply: TypeAlias = (
-    Success | ShardData | ShardDataSent | ProgramCompiled | ProgramRead | OptimisedText
+    Success
+    | ShardData
+    | ShardDataSent
+    | ProgramCompiled
+    | ProgramRead
+    | OnlyCollectives
+    | ProgramPartitioned
+    | OptimisedText
 )
 """The answer to a command."""
 
@@ -1145,6 +1205,8 @@ def ticket_of(command: Command) -> int | None:
         case CheckReady():
             return command.ticket
         case Compile():
+            return command.ticket
+        case PartitionProgram():
             return command.ticket
         case CompileExchange():
             return command.ticket

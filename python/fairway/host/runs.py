@@ -140,6 +140,8 @@ class Runner:
                 return lambda run: self._exchanger.collective(
                     _exchange_of(command, run), run.client, run.planned
                 )
+            case messages.RunExchange():
+                return lambda run: self._exchanger.exchange(_exchange_all(command, run))
             case messages.RowExchange():
                 return lambda run: self._exchanger.row_exchange(
                     _exchange_of(command, run), run.client
@@ -203,6 +205,18 @@ class Runner:
             self._mover.assemble_shards(messages.AssembleShards(number, command.spec, shards))
 
         return step
+
+
+def _exchange_all(command: messages.RunExchange, run: ProgramRun) -> messages.RunExchange:
+    """Returns an exchange with the buffers and tags of a run."""
+    return messages.RunExchange(
+        command.executable,
+        [run.buffer(slot) for slot in command.args],
+        command.first_result + run.shift,
+        command.results,
+        command.first_tag + run.first_tag,
+        run.client,
+    )
 
 
 def _relayed(relays: list[messages.RelayHop], first_tag: int) -> list[messages.RelayHop]:

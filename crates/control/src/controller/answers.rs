@@ -64,7 +64,7 @@ impl Controller {
             (Purpose::Request(request), Ok(made)) => self.name_executable(client, request, made),
             (Purpose::Request(request), Err(error)) => self.reply(client, request, Err(error)),
             (Purpose::Function(program, index), Ok(made)) => {
-                self.function_compiled(program, index, made);
+                self.function_compiled(client, (program, index), made);
             }
             (Purpose::Function(program, _), Err(error)) => self.function_failed(program, error),
             (Purpose::Move(number, name), made) => {
@@ -89,13 +89,15 @@ impl Controller {
             _ => result,
         };
         match (waiting, if is_here { result } else { gone() }) {
-            (Waiting::Compile(compiling), Err(mut error)) => {
+            (Waiting::Compile(compiling), Err(error)) => {
                 self.free_executable(client, compiling.id, &compiling.hosts);
-                compiling.explain(&mut error);
                 self.compiled(client, compiling.purpose, Err(error));
             }
             (Waiting::Compile(compiling), Ok(_)) => {
                 self.compiled(client, compiling.purpose, Ok(compiling.finish(&self.cluster)));
+            }
+            (Waiting::Partition(partitioning), result) => {
+                self.partitioned(client, partitioning, result);
             }
             (Waiting::Moved, result) => self.arrays_moved(client, result.err()),
             (
@@ -126,6 +128,8 @@ fn answer(reply: HostReply) -> Reply {
         HostReply::Success {}
         | HostReply::ShardDataSent {}
         | HostReply::ProgramCompiled { .. }
+        | HostReply::OnlyCollectives {}
+        | HostReply::ProgramPartitioned { .. }
         | HostReply::ProgramRead { .. } => Reply::Done,
         HostReply::ShardData { data } => Reply::Data(data),
         HostReply::OptimisedText { text } => Reply::Text(text),

@@ -62,7 +62,7 @@ impl Controller {
         let functions = codes.into_iter().zip(places);
         let functions = functions.map(|(code, devices)| reading.source(code, devices)).collect();
         let purpose = Purpose::Request(request);
-        self.assemble_functions(client, purpose, (source, program), functions);
+        self.assemble_functions(client, purpose, (source, program), None, functions);
         Ok(())
     }
 
@@ -72,10 +72,12 @@ impl Controller {
         client: ClientId,
         purpose: Purpose,
         texts: (Program, Program),
+        partitioned: Option<Arc<[DeviceId]>>,
         codes: Vec<CompileSource>,
     ) {
         let id = self.next_id();
-        self.assembling.insert(id, Assembling::new(client, purpose, texts, codes.len()));
+        let assembling = Assembling::new(client, purpose, texts, partitioned, codes.len());
+        self.assembling.insert(id, assembling);
         self.assemble_program(id);
         for (index, code) in codes.into_iter().enumerate() {
             if let Err(error) = self.compile(client, code, Purpose::Function(id, index)) {
@@ -85,7 +87,21 @@ impl Controller {
     }
 
     /// A function of a program is compiled on all its hosts.
-    pub(super) fn function_compiled(&mut self, program: u64, index: usize, function: Executable) {
+    pub(super) fn function_compiled(
+        &mut self,
+        client: ClientId,
+        (program, index): (u64, usize),
+        function: Executable,
+    ) {
+        if let ExecutableForm::Dataflow(_) = function.form {
+            let name = &function.compiled.name;
+            let error = format!(
+                "{name} computes on several islands, which a function of a program cannot yet; call \
+                 it outside of the program"
+            );
+            self.unload(client, &function);
+            return self.function_failed(program, Status::new(Code::Unimplemented, error));
+        }
         let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
         assembling.add(index, function);
         self.assemble_program(program);
@@ -105,14 +121,14 @@ impl Controller {
         }
         let mut assembling = self.assembling.remove(&id).expect("seen above");
         let (functions, error) = assembling.take_functions();
-        let Assembling { client, purpose, source, program, .. } = assembling;
+        let Assembling { client, purpose, source, program, partitioned, .. } = assembling;
         let made = match error {
             Some(error) => Err(error),
             // An island may have been lost, and be back, since its functions were compiled.
             None => functions
                 .iter()
                 .try_for_each(|function| self.check_incarnations(&function.islands))
-                .and_then(|()| self.lower_program(source, program, functions.clone())),
+                .and_then(|()| self.lower_program(source, program, partitioned, functions.clone())),
         };
         match made {
             Ok(executable) => self.compiled(client, purpose, Ok(executable)),
@@ -129,6 +145,7 @@ impl Controller {
         &mut self,
         source: Program,
         program: Program,
+        partitioned: Option<Arc<[DeviceId]>>,
         functions: Vec<Arc<Executable>>,
     ) -> Result<Executable, Status> {
         dataflow::check_functions(&program, &functions)?;
@@ -156,7 +173,7 @@ impl Controller {
             islands: self.islands_of(&devices),
             host_devices: reshard::devices_of_each(&self.cluster, &devices, &hosts),
             hosts,
-            devices: devices.into(),
+            devices: partitioned.clone().unwrap_or_else(|| devices.into()),
             compiled: Arc::new(dataflow::describe(&program, inputs, &outputs)),
             output_specs: outputs.iter().cloned().map(Arc::new).collect(),
             outputs,
@@ -167,6 +184,7 @@ impl Controller {
                 functions,
                 source,
                 program,
+                partitioned,
             })),
         })
     }

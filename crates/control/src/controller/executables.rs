@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::{ArraySpec, ValueId};
 use protocol::{Acknowledge, Command, CommandTicket, CompileRole, ExecutableMessage};
 use smallvec::{SmallVec, smallvec};
@@ -14,12 +14,10 @@ use crate::events::{Handle, Reply, RequestId};
 use crate::objects::{Buffer, Storage, View};
 use crate::pending::Waiting;
 use crate::programs::{
-    CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run,
+    CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run, SourceKind,
+    TAGS_PER_EXCHANGE,
 };
 use crate::submissions::{LaunchRequest, SegmentPosition};
-
-/// Number of transfer tags reserved for one run of an exchange.
-const TAGS_PER_EXCHANGE: u64 = 1 << 20;
 
 impl Controller {
     /// Starts to compile a program on every host that owns one of its devices.
@@ -33,9 +31,11 @@ impl Controller {
         let islands = self.islands_of(&source.devices);
         self.check_incarnations(&islands)?;
         source.check_grid()?;
+        if islands.len() > 1 && source.is_whole() {
+            return self.partition(client, source, purpose);
+        }
         let hosts = self.hosts_of(&source.devices);
         let id = ExecutableId(self.next_id());
-        let is_exchange = islands.len() > 1;
         let request = match purpose {
             Purpose::Request(request) => request,
             Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // no reply
@@ -50,10 +50,13 @@ impl Controller {
             purpose,
         });
         let ticket = self.await_hosts(client, request, &hosts, waiting);
-        if is_exchange {
-            self.send_exchange(ticket, id, source, &hosts);
-        } else {
-            self.send_computation(ticket, id, &source, &hosts);
+        match source.kind {
+            SourceKind::Exchange { is_crossing } => {
+                self.send_exchange((ticket, id), source, is_crossing, &hosts);
+            }
+            SourceKind::Whole | SourceKind::OfEachIsland { .. } => {
+                self.send_computation(ticket, id, &source, &hosts);
+            }
         }
         Ok(())
     }
@@ -61,29 +64,44 @@ impl Controller {
     /// Sends a program over several islands to its hosts.
     fn send_exchange(
         &mut self,
-        ticket: CommandTicket,
-        executable: ExecutableId,
+        (ticket, executable): (CommandTicket, ExecutableId),
         CompileSource { program, devices, .. }: CompileSource,
+        is_crossing: bool,
         hosts: &[HostId],
     ) {
         let owners: Arc<[HostId]> =
             devices.iter().map(|&device| self.device(device).host).collect();
         for &host in hosts {
             let (program, owners) = (program.clone(), owners.clone());
-            self.send_now(host, Command::CompileExchange { ticket, executable, program, owners });
+            self.send_now(
+                host,
+                Command::CompileExchange { ticket, executable, program, is_crossing, owners },
+            );
         }
     }
 
-    /// Sends a program inside one island to its hosts: the first compiles it and sends the result
-    /// to the others.
+    /// Sends a computation to its hosts: the first compiles it and sends the result to the others,
+    /// also where each of several islands performs it.
     fn send_computation(
         &mut self,
         ticket: CommandTicket,
         executable: ExecutableId,
-        CompileSource { program, options, devices, grid }: &CompileSource,
+        CompileSource { program, options, devices, grid, kind }: &CompileSource,
         hosts: &[HostId],
     ) {
-        let devices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
+        let (members, takes_island) = match kind {
+            SourceKind::OfEachIsland { members, takes_island } => (&members[..], *takes_island),
+            _ => (std::slice::from_ref(devices), false),
+        };
+        let numbers = |devices: &Arc<[DeviceId]>| -> Vec<u32> {
+            devices.iter().map(|&device| self.device(device).index).collect()
+        };
+        let mut places: BTreeMap<HostId, (u32, Vec<u32>)> = BTreeMap::new();
+        for (number, devices) in (0..).zip(members) {
+            for host in self.hosts_of(devices).iter() {
+                places.insert(*host, (number, numbers(devices)));
+            }
+        }
         let leader = hosts[0];
         let followers: Vec<_> = hosts[1..]
             .iter()
@@ -97,10 +115,20 @@ impl Controller {
                 None => CompileRole::Leader(followers.clone()),
             };
             let (program, options) = (program.clone(), options.clone());
-            let (devices, grid) = (devices.clone(), *grid);
+            let (number, devices) = places[&host].clone();
+            let (island, grid) = (takes_island.then_some(number), *grid);
             self.send_now(
                 host,
-                Command::Compile { ticket, executable, program, options, devices, grid, role },
+                Command::Compile {
+                    ticket,
+                    executable,
+                    program,
+                    options,
+                    devices,
+                    grid,
+                    island,
+                    role,
+                },
             );
         }
     }
@@ -121,7 +149,9 @@ impl Controller {
         self.client(client).executables.insert(handle, executable.clone());
         let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
         let functions = match &executable.form {
-            ExecutableForm::Dataflow(dataflow) => Some(dataflow.places()),
+            ExecutableForm::Dataflow(dataflow) if dataflow.partitioned.is_none() => {
+                Some(dataflow.places())
+            }
             _ => None,
         };
         let reply = Reply::Compiled { executable: handle, compiled, devices, functions };

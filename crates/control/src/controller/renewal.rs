@@ -49,7 +49,8 @@ impl Controller {
                 let texts = (dataflow.source.clone(), dataflow.program.clone());
                 let functions = dataflow.functions.iter();
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
-                self.assemble_functions(client, purpose, texts, codes);
+                let partitioned = dataflow.partitioned.clone();
+                self.assemble_functions(client, purpose, texts, partitioned, codes);
             }
             ExecutableForm::Gang | ExecutableForm::Exchange(_) => {
                 let source = program.source.clone().expect("only whole programs have none");

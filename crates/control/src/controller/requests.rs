@@ -7,7 +7,7 @@ use base::ClientId;
 use super::{Controller, Outcome};
 use crate::dataflow::Reading;
 use crate::events::{Reply, Request, RequestId};
-use crate::programs::{CompileSource, Purpose, Run};
+use crate::programs::{CompileSource, Purpose, Run, SourceKind};
 
 impl Controller {
     /// Accepts a request; it joins the client's backlog if it must wait for an earlier one.
@@ -57,7 +57,8 @@ impl Controller {
             }
             Request::Compile { program, options, devices, grid } => {
                 let (program, options) = (Arc::new(program), Arc::new(options));
-                let source = CompileSource { program, options, devices, grid };
+                let source =
+                    CompileSource { program, options, devices, grid, kind: SourceKind::Whole };
                 self.compile(client, source, Purpose::Request(id)).map(|()| None)
             }
             Request::CompileProgram { program, options, devices } => {
