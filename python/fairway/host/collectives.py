@@ -147,8 +147,11 @@ class LoweredExchange:
         groups = tuple(tuple(group) for group in crossing.groups)
         positions = sorted(position for group in groups for position in group)
         count = len(groups[0]) if groups else 0
+        is_each = positions == list(range(len(owners)))
+        if crossing.kind == "permute":
+            is_each = set(positions) <= set(range(len(owners)))
         if (
-            positions != list(range(len(owners)))
+            not is_each
             or len(crossing.contents) != len(owners)
             or any(len(group) != count for group in groups)
         ):
@@ -166,6 +169,8 @@ class LoweredExchange:
                 shape = [count, *shape]
             case "all_to_all":
                 step, _ = exchange._all_to_all(0, groups, (0, 0), held)
+            case "permute":
+                step, _ = exchange._permute(0, groups, held)
             case "reduce" | "scatter":
                 axes = (0,) if crossing.kind == "scatter" else ()
                 reduction = REDUCTIONS[f"stablehlo.{crossing.reduction}"]
@@ -447,7 +452,12 @@ class LoweredExchange:
 
     def _plan_permute(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         pairs = read_rows(operation.attributes["source_target_pairs"])
-        dtype, elements = operand_elements(operation)
+        return self._permute(operand, pairs, operand_elements(operation))
+
+    def _permute(
+        self, operand: int, pairs: tuple[Group, ...], held: tuple[np.dtype[Any], int]
+    ) -> tuple[CollectiveStep, list[Any]]:
+        dtype, elements = held
         crossing = [pair for pair in pairs if len(self._hosts(pair)) > 1]
         hosts = tuple(sorted({host for pair in crossing for host in self._hosts(pair)}))
         carries: tuple[Carry, ...] = ()

@@ -72,12 +72,18 @@ def _places(cut: Cut) -> dict[IslandAxis, tuple[int, int]]:
 class Emitter:
     """Writes operations at the current insertion point.
 
+    Attributes:
+        arguments: for arguments of the program, how they are sharded inside the island.
+
     Args:
         islands: the islands.
+        mesh: name of a mesh of all devices, if there is one.
     """
 
-    def __init__(self, islands: Islands) -> None:
+    def __init__(self, islands: Islands, mesh: str | None) -> None:
         self.islands = islands
+        self.arguments: dict[Value, str | None] = {}
+        self._mesh = mesh
         self.crossings = 0
         """Number of crossings that were written."""
         self.crossed_bytes = 0
@@ -106,6 +112,34 @@ class Emitter:
         return ir.Operation.create(
             name, results=list(results), operands=list(operands), attributes=given
         )
+
+    def inner(self, cut: Cut, shape: Sequence[int]) -> str | None:
+        """Returns how an island's part is sharded inside the island; None if there is no mesh."""
+        return dataclasses.replace(cut, mesh=cut.mesh or self._mesh).inner(shape)
+
+    def pinned(self, value: Value, cut: Cut) -> Value:
+        """Returns a value that XLA is to shard inside the island as a cut says."""
+        inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
+        if inner is None:
+            barrier = "stablehlo.optimization_barrier"
+            return self.operation(barrier, [value.type], [value]).result
+        constraint = "sdy.sharding_constraint"
+        attribute = ir.Attribute.parse(inner)
+        return self.operation(constraint, [value.type], [value], sharding=attribute).result
+
+    def _is_pinned(self, value: Value, cut: Cut) -> bool:
+        """Returns whether it is known that a value is sharded as a cut says."""
+        inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
+        if inner is None or value in self.arguments:
+            return self.arguments.get(value) == inner
+        owner = getattr(value.owner, "operation", value.owner)
+        if isinstance(owner, ir.Block):
+            return False
+        for name in ("sharding", "sdy.sharding", "out_shardings"):
+            if name in owner.attributes:
+                text = str(owner.attributes[name])
+                return text in (inner, f"#sdy.sharding_per_value<[{inner[13:]}]>")
+        return False
 
     def reshard(self, value: Value, source: Cut, target: Cut, shape: Sequence[int]) -> Value:
         """Returns a value of another cut.
@@ -138,6 +172,64 @@ class Emitter:
         parts = self._split(value, target, axes)
         own = self._cross("scatter", parts, (_led(target), tuple(axes)), "add")
         return self.reshaped(own, target.local(shape), target)
+
+    def cross_groups(
+        self, kind: str, value: Value, cut: Cut, groups: list[list[int]], reduction: str = ""
+    ) -> Value:
+        """Writes a crossing of groups of devices; ``permute`` has pairs instead.
+
+        Args:
+            kind: as in the crossings of axes.
+            value: the operand.
+            cut: how it is cut.
+            groups: devices that communicate.
+            reduction: how ``reduce`` and ``scatter`` reduce.
+        """
+        if not self._is_pinned(value, cut):
+            value = self.pinned(value, cut)
+        source = ir.RankedTensorType(value.type)
+        shape = list(source.shape)
+        if kind == "gather":
+            shape, cut = [len(groups[0]), *shape], _led(cut)
+        elif kind == "scatter":
+            shape[0] = 1
+        numbers: Any = ir.DenseI64ArrayAttr
+        width = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(groups[0]) if groups else 2)
+        self.crossings += 1
+        self.crossed_bytes += _bytes(source)
+        return self.operation(
+            "stablehlo.custom_call",
+            [ir.RankedTensorType.get(shape, source.element_type)],
+            [value],
+            self.inner(cut, shape),
+            call_target_name=ir.StringAttr.get(CROSSING),
+            fairway__kind=ir.StringAttr.get(kind),
+            fairway__groups=numbers.get([device for group in groups for device in group]),
+            fairway__width=width,
+            fairway__reduction=ir.StringAttr.get(reduction),
+        ).result
+
+    def folded(self, value: Value, dimension: int, cut: Cut) -> Value:
+        """Returns a value whose leading dimension has become the major part of another.
+
+        Args:
+            value: the value.
+            dimension: that dimension, not counting the leading one.
+            cut: cut of the result.
+        """
+        shape = list(ir.RankedTensorType(value.type).shape)
+        count, rest = shape[0], shape[1:]
+        order = [*range(1, dimension + 1), 0, *range(dimension + 1, len(shape))]
+        rest[dimension] *= count
+        return self.reshaped(self._transposed(value, order), rest, cut)
+
+    def unfolded(self, value: Value, dimension: int, count: int, cut: Cut) -> Value:
+        """Returns a value of which ``count`` parts of a dimension have become a leading one."""
+        shape = list(ir.RankedTensorType(value.type).shape)
+        parts = [*shape[:dimension], count, shape[dimension] // count, *shape[dimension + 1 :]]
+        order = [dimension, *(i for i in range(len(parts)) if i != dimension)]
+        split = self._transposed(self.reshaped(value, parts), order)
+        return self.reshaped(split, [parts[i] for i in order], _led(cut))
 
     def ordinal(self, axes: Sequence[IslandAxis]) -> Value:
         """Returns the place of this island among those along axes, the first being major."""
@@ -262,6 +354,8 @@ class Emitter:
             reduction: how ``reduce`` and ``scatter`` reduce.
         """
         cut, axes = at
+        if not self._is_pinned(value, cut):
+            value = self.pinned(value, cut)
         source = ir.RankedTensorType(value.type)
         shape = list(source.shape)
         if kind == "gather":
@@ -277,7 +371,7 @@ class Emitter:
             "stablehlo.custom_call",
             [ir.RankedTensorType.get(shape, source.element_type)],
             [value],
-            cut.inner(shape),
+            self.inner(cut, shape),
             call_target_name=ir.StringAttr.get(CROSSING),
             fairway__kind=ir.StringAttr.get(kind),
             fairway__axes=numbers.get(flat),

@@ -19,6 +19,13 @@ from jaxlib.mlir.dialects import sdy
 from fairway.host.partition.axes import Cut, Islands, MeshView
 from fairway.host.partition.emitter import Emitter
 from fairway.host.partition.loops import trip_count
+from fairway.host.partition.manual import (
+    COLLECTIVES,
+    Manual,
+    cross,
+    groups_of,
+    local_collective,
+)
 from fairway.host.partition.rules import Factors, choose, read_rule, reduction_of
 from fairway.host.screening import RefusedError
 
@@ -49,6 +56,8 @@ class Localizer:
     Attributes:
         loops: blocks of loops whose bodies cross, by number.
         warnings: what could not be divided.
+        islands: the islands of the program's devices.
+        functions: functions of the program, by name.
 
     Args:
         module: the program, whose shardings are propagated and whose operations have rules.
@@ -57,18 +66,20 @@ class Localizer:
     """
 
     def __init__(self, module: Any, islands: Islands, meshes: dict[str, MeshView]) -> None:
-        self.emitter = Emitter(islands)
+        whole = [view.name for view in meshes.values() if view.is_whole]
+        self.emitter = Emitter(islands, whole[0] if whole else None)
         self.loops: list[Any] = []
         self.warnings: list[str] = []
-        self._islands = islands
+        self.islands = islands
         self._meshes = meshes
-        self._functions = {
+        self.functions = {
             ir.StringAttr(operation.attributes["sym_name"]).value: operation.operation
             for operation in module.body.operations
             if operation.operation.name == "func.func"
         }
         self._known: dict[Value, Part] = {}
         self._resharded: dict[tuple[Value, Any], tuple[Any, Value]] = {}
+        self._ordinal: Value | None = None
         self._alone = 0
         """Depth of nested operations that every island computes alone."""
 
@@ -78,7 +89,7 @@ class Localizer:
         Returns:
             The cuts of its arguments and of its results.
         """
-        main = self._functions["main"]
+        main = self.functions["main"]
         source = main.regions[0].blocks[0]
         given = [
             self.cut_of(attribute, argument)
@@ -87,9 +98,9 @@ class Localizer:
             )
         ]
         for argument, cut in zip(source.arguments, given, strict=True):
-            self._known[argument] = Part(
-                block.add_argument(self._local(argument, cut), ir.Location.unknown()), cut
-            )
+            own = block.add_argument(self._local(argument, cut), ir.Location.unknown())
+            self._known[argument] = Part(own, cut)
+            self.emitter.arguments[own] = self.emitter.inner(cut, list(own.type.shape))
         returned = source.operations[len(source.operations) - 1]
         made = [
             self.cut_of(attribute, operand)
@@ -103,7 +114,7 @@ class Localizer:
             known = dict(zip(block.arguments, given, strict=True))
             for index, (value, cut) in enumerate(zip(values, made, strict=True)):
                 if known.setdefault(value, cut) != cut or _target(value.owner) == LOOP:
-                    values[index] = self._pinned(value, cut)
+                    values[index] = self.emitter.pinned(value, cut)
             self.emitter.operation("func.return", [], values)
         return given, made
 
@@ -120,7 +131,7 @@ class Localizer:
             return Cut.whole(len(shape))
         view = self._meshes.get(ir.FlatSymbolRefAttr(mesh).value)
         cut = view.cut(sharding).even(shape) if view else Cut.whole(len(shape))
-        return cut.without(self._islands.axes) if self._alone else cut
+        return cut.without(self.islands.axes) if self._alone else cut
 
     def _wanted(self, operation: Any) -> list[Cut]:
         """Returns the cut that propagation has found for each result."""
@@ -142,7 +153,7 @@ class Localizer:
 
     def taken(self, value: Value, cut: Cut) -> Value:
         """Returns a value with a cut, resharded if it has another."""
-        part = self._part(value)
+        part = self.part(value)
         if part.cut.islands() == cut.islands():
             return part.value
         key = (value, cut.islands())
@@ -152,8 +163,13 @@ class Localizer:
             self._resharded[key] = (ir.InsertionPoint.current.block, found)
         return found
 
-    def _part(self, value: Value) -> Part:
+    def part(self, value: Value) -> Part:
+        """Returns the island's part of a value of the program."""
         return self._known[value]
+
+    def define(self, value: Value, own: Value, cut: Cut) -> None:
+        """Sets the island's part of a value of the program."""
+        self._known[value] = Part(own, cut)
 
     def _define(self, results: Sequence[Value], values: Sequence[Value], cuts: Sequence[Cut]) -> None:
         for result, value, cut in zip(results, values, cuts, strict=True):
@@ -165,9 +181,10 @@ class Localizer:
         """Writes all operations of a block but its terminator."""
         operations = list(block.operations)
         for operation in operations[:-1]:
-            self._operation(operation.operation)
+            self.operation(operation.operation)
 
-    def _operation(self, operation: Any) -> None:
+    def operation(self, operation: Any) -> None:
+        """Writes one operation of the program."""
         special = SPECIAL.get(operation.name)
         if special is not None:
             special(self, operation)
@@ -185,11 +202,11 @@ class Localizer:
         self._write(operation, cuts, made)
 
     def _only_inner(self, cut: Cut) -> Cut:
-        return cut.without(self._islands.axes)
+        return cut.without(self.islands.axes)
 
     def _divided(self, operation: Any, factors: Factors) -> None:
         """Writes an operation of which every island computes a part."""
-        given = [self._part(operand).cut for operand in operation.operands]
+        given = [self.part(operand).cut for operand in operation.operands]
         wanted = self._wanted(operation)
         strategy = choose(operation, factors, given, wanted)
         for value, cut in zip(
@@ -289,7 +306,7 @@ class Localizer:
         over -= {axis for cut in cuts[:count] for axis in cut.axes()}
         if not over:
             return operands
-        axes = [axis for axis in self._islands.axes if axis in over]
+        axes = [axis for axis in self.islands.axes if axis in over]
         masked = []
         for value in operands[:count]:
             kind = ir.RankedTensorType(value.type)
@@ -343,45 +360,108 @@ class Localizer:
 
     def _call(self, operation: Any) -> None:
         name = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
-        self._inline(self._functions[name], operation)
+        self._inline(self.functions[name], operation)
 
     def _composite(self, operation: Any) -> None:
         name = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
-        self._inline(self._functions[name], operation)
+        self._inline(self.functions[name], operation)
 
     def _inline(self, function: Any, operation: Any) -> None:
         block = function.regions[0].blocks[0]
         for argument, operand in zip(block.arguments, operation.operands, strict=True):
-            self._known[argument] = self._part(operand)
+            self._known[argument] = self.part(operand)
         before = dict(self._resharded)
         self._resharded = {}  # a function that is called twice has other values each time
         self._operations(block)
         self._resharded = before
         returned = block.operations[len(block.operations) - 1]
         for result, value in zip(operation.results, returned.operands, strict=True):
-            self._known[result] = self._part(value)
+            self._known[result] = self.part(value)
 
     def _constraint(self, operation: Any) -> None:
         """Reshards a value as the program says."""
         [operand], [result] = operation.operands, operation.results
         cut = self.cut_of(operation.attributes["sharding"], operand)
-        self._known[result] = Part(self._pinned(self.taken(operand, cut), cut), cut)
+        self._known[result] = Part(self.emitter.pinned(self.taken(operand, cut), cut), cut)
 
-    def _pinned(self, value: Value, cut: Cut) -> Value:
-        """Returns a value that XLA is to shard inside the island as a cut says."""
-        inner = cut.inner(list(ir.RankedTensorType(value.type).shape))
-        if inner is None:
-            return self.emitter.operation(
-                "stablehlo.optimization_barrier", [value.type], [value]
-            ).result
-        attribute = ir.Attribute.parse(inner)
-        return self.emitter.operation(
-            "sdy.sharding_constraint", [value.type], [value], sharding=attribute
+    def _manual(self, operation: Any) -> None:
+        Manual(self, operation, self._meshes).lower()
+
+    def crosses(self, operation: Any) -> bool:
+        """Returns whether an operation has a collective between islands, also in its regions."""
+        if operation.name in COLLECTIVES:
+            return any(
+                self.islands.of[device] != self.islands.of[group[0]]
+                for group in groups_of(operation)
+                for device in group
+            )
+        if operation.name == "func.call":
+            name = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            blocks = [self.functions[name].regions[0].blocks[0]]
+        else:
+            blocks = [block for region in operation.regions for block in region.blocks]
+        return any(self.crosses(inner.operation) for block in blocks for inner in block.operations)
+
+    @contextlib.contextmanager
+    def inside(self, block: Any, place: int) -> Iterator[None]:
+        """Writes what single devices compute.
+
+        Args:
+            block: their block.
+            place: its argument that is the number of the island, if it has as many.
+        """
+        before = self._ordinal
+        self._ordinal = block.arguments[place] if place < len(block.arguments) else None
+        self._alone += 1
+        try:
+            yield
+        finally:
+            self._alone -= 1
+            self._ordinal = before
+
+    def _collective(self, operation: Any) -> None:
+        """Writes a collective of a region for single devices."""
+        if self.crosses(operation):
+            [operand], [result] = operation.operands, operation.results
+            part = self.part(operand)
+            value = cross(self, operation, (part.value, part.cut), 0)
+            self._known[result] = Part(value, part.cut)
+            return
+        table = local_collective(operation, self.islands)
+        [operand], [result] = operation.operands, operation.results
+        part = self.part(operand)
+        written = self._copied(operation, [part.value])
+        written.attributes[COLLECTIVES[operation.name]] = table
+        self._annotate(written, operation.results, [Cut.whole(len(_shape(result)))])
+        self._known[result] = Part(written.results[0], Cut.whole(len(_shape(result))))
+
+    def _partition_id(self, operation: Any) -> None:
+        """Writes the number of a device in the whole program."""
+        [result] = operation.results
+        write = self.emitter.operation
+        members = np.array(self.islands.members, np.int32)
+        table = self.emitter.constant(members.reshape(-1))
+        size = self.emitter.constant(np.int32(self.islands.size))
+        number = self._ordinal
+        if number is None:
+            number = self.emitter.ordinal(self.islands.axes)
+        kind = number.type
+        number = write("stablehlo.multiply", [kind], [number, size]).result
+        own = write("stablehlo.partition_id", [result.type], []).result
+        own = write("stablehlo.convert", [kind], [own]).result
+        number = write("stablehlo.add", [kind], [number, own]).result
+        one = ir.RankedTensorType.get([1], ir.RankedTensorType(kind).element_type)
+        sizes: Any = ir.DenseI64ArrayAttr
+        found = write(
+            "stablehlo.dynamic_slice", [one], [table, number], slice_sizes=sizes.get([1])
         ).result
+        found = self.emitter.reshaped(found, [])
+        found = write("stablehlo.convert", [result.type], [found]).result
+        self._known[result] = Part(found, Cut.whole(0))
 
     def _same(self, operation: Any) -> None:
         for operand, result in zip(operation.operands, operation.results, strict=False):
-            self._known[result] = self._part(operand)
+            self._known[result] = self.part(operand)
 
     def _drop(self, operation: Any) -> None:
         """Writes nothing: the operation has no results."""
@@ -393,7 +473,7 @@ class Localizer:
         written = self._loop(operation, operands, cuts)
         if not attempt.crosses:
             return
-        count = None if self._alone else trip_count(operation, self._functions)
+        count = None if self._alone else trip_count(operation, self.functions)
         attempt.undo(written)
         if count is not None and count <= ITERATIONS_MAX:
             self._launched(operation, (operands, cuts), count)
@@ -417,9 +497,9 @@ class Localizer:
         kinds, cuts = carried
         block = source.blocks[0]
         made = region.blocks.append(*kinds, arg_locs=[ir.Location.unknown()] * len(kinds))
-        self._body(block, made, cuts, "stablehlo.return")
+        self._body(block, made, cuts)
 
-    def _body(self, source: Any, made: Any, cuts: list[Cut], terminator: str) -> None:
+    def _body(self, source: Any, made: Any, cuts: list[Cut]) -> None:
         for argument, own, cut in zip(source.arguments, made.arguments, cuts, strict=True):
             self._known[argument] = Part(own, cut)
         with ir.InsertionPoint(made):
@@ -427,20 +507,45 @@ class Localizer:
             returned = source.operations[len(source.operations) - 1]
             wholes = [Cut.whole(len(_shape(operand))) for operand in returned.operands]
             kept = cuts if len(returned.operands) == len(cuts) and cuts else wholes
-            if terminator == "stablehlo.return" and _is_condition(returned):
+            if _is_condition(returned):
                 kept = wholes
             values = [self.taken(v, cut) for v, cut in zip(returned.operands, kept, strict=True)]
-            if terminator == "func.return":
-                values = [self._pinned(v, cut) for v, cut in zip(values, kept, strict=True)]
-            self.emitter.operation(terminator, [], values)
+            self.emitter.operation("stablehlo.return", [], values)
 
     def _launched(
         self, operation: Any, carried: tuple[list[Value], list[Cut]], count: int
     ) -> None:
         """Writes a loop whose body is launched again and again."""
+        body = operation.regions[1].blocks[0]
+
+        def write(block: Any) -> list[Value]:
+            for argument, own, cut in zip(body.arguments, block.arguments, carried[1], strict=True):
+                self._known[argument] = Part(own, cut)
+            self._operations(body)
+            returned = body.operations[len(body.operations) - 1]
+            return [
+                self.taken(v, cut) for v, cut in zip(returned.operands, carried[1], strict=True)
+            ]
+
+        results = self.launched(carried, count, write)
+        self._define(operation.results, results, carried[1])
+
+    def launched(
+        self,
+        carried: tuple[list[Value], list[Cut]],
+        count: int,
+        write: Callable[[Any], list[Value]],
+    ) -> list[Value]:
+        """Writes a loop whose body is launched again and again; returns its results.
+
+        Args:
+            carried: initial values, and their cuts.
+            count: how often it runs.
+            write: writes the body into a block and returns what it carries on.
+        """
         operands, cuts = carried
-        operands = [self._pinned(v, cut) for v, cut in zip(operands, cuts, strict=True)]
-        kinds = [self._local(result, cut) for result, cut in zip(operation.results, cuts, strict=True)]
+        operands = [self.emitter.pinned(v, cut) for v, cut in zip(operands, cuts, strict=True)]
+        kinds = [value.type for value in operands]
         holder = ir.Module.create()
         with ir.InsertionPoint(holder.body):
             function = ir.Operation.create("func.func", regions=1, attributes=_function(kinds))
@@ -449,7 +554,9 @@ class Localizer:
         )
         number = len(self.loops)
         self.loops.append(holder)
-        self._body(operation.regions[1].blocks[0], body, cuts, "func.return")
+        with ir.InsertionPoint(body):
+            made = [self.emitter.pinned(v, cut) for v, cut in zip(write(body), cuts, strict=True)]
+            self.emitter.operation("func.return", [], made)
         integer = ir.IntegerType.get_signless(64)
         self.emitter.crossings += 1
         written = self.emitter.operation(
@@ -460,8 +567,15 @@ class Localizer:
             fairway__loop=ir.IntegerAttr.get(integer, number),
             fairway__count=ir.IntegerAttr.get(integer, count),
         )
-        self._annotate(written, operation.results, cuts)
-        self._define(operation.results, list(written.results), cuts)
+        inner = [
+            self.emitter.inner(cut, list(kind.shape)) for kind, cut in zip(kinds, cuts, strict=True)
+        ]
+        if all(inner) and inner:
+            text = ", ".join(str(one)[13:] for one in inner)
+            written.attributes["sdy.sharding"] = ir.Attribute.parse(
+                f"#sdy.sharding_per_value<[{text}]>"
+            )
+        return list(written.results)
 
     def _case(self, operation: Any) -> None:
         cuts = self._wanted(operation)
@@ -496,7 +610,7 @@ class Localizer:
             )
         outer = dict(self._known)
         for value in _captured(operation):
-            whole = self._only_inner(self._part(value).cut)
+            whole = self._only_inner(self.part(value).cut)
             self._known[value] = Part(self.taken(value, whole), whole)
         with self._everywhere():
             write(operation)
@@ -649,6 +763,9 @@ SPECIAL: dict[str, Callable[[Localizer, Any], None]] = {
     "stablehlo.composite": Localizer._composite,
     "sdy.sharding_constraint": Localizer._constraint,
     "sdy.reshard": Localizer._constraint,
+    "sdy.manual_computation": Localizer._manual,
+    "stablehlo.partition_id": Localizer._partition_id,
+    **dict.fromkeys(COLLECTIVES, Localizer._collective),
     "sdy.propagation_barrier": Localizer._same,
     "sdy.sharding_group": Localizer._drop,
     "stablehlo.while": Localizer._while,

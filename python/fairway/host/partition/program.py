@@ -25,6 +25,7 @@ from fairway.host.partition.pieces import (
 )
 from fairway.host.partition.emitter import ISLAND
 from fairway.host.partition.localize import SHARDING
+from fairway.host.partition.manual import rename
 from fairway.host.programs import ELEMENT_TYPES
 
 __all__ = ["Assembler", "Crossing", "FunctionPart", "Partitioned"]
@@ -35,7 +36,7 @@ class Crossing(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: ``reduce``; ``gather``, which stacks; ``all_to_all`` or ``scatter`` along the first
-            dimension.
+            dimension; or ``permute``, whose groups are pairs of source and target.
         reduction: how ``reduce`` and ``scatter`` reduce.
         groups: devices that communicate.
         contents: equal numbers for devices of equal shards.
@@ -214,7 +215,7 @@ class Assembler:
     def _annotated(self, value: Value) -> Cut:
         rank = len(ir.RankedTensorType(value.type).shape)
         owner = getattr(value.owner, "operation", value.owner)
-        names = () if isinstance(owner, ir.Block) else ("sharding", "sdy.sharding", SHARDING)
+        names = () if isinstance(owner, ir.Block) else ("sharding", "out_shardings", "sdy.sharding", SHARDING)
         found = [owner.attributes[name] for name in names if name in owner.attributes]
         if not found:
             return Cut.whole(rank)
@@ -272,9 +273,6 @@ class Assembler:
 
     def _crossing(self, operation: Any) -> Crossing:
         attributes = operation.attributes
-        numbers: Any = ir.DenseI64ArrayAttr
-        flat = list(numbers(attributes["fairway.axes"]))
-        axes = [IslandAxis(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
         [operand] = operation.operands
         inner = self._inner(operand)
         kind = ir.RankedTensorType(operand.type)
@@ -287,11 +285,21 @@ class Assembler:
         return Crossing(
             ir.StringAttr(attributes["fairway.kind"]).value,
             ir.StringAttr(attributes["fairway.reduction"]).value,
-            self._groups(axes),
+            self._communicating(attributes),
             [tile + count * island for tile, island in zip(tiles, self._islands.of, strict=True)],
             ELEMENT_TYPES[str(kind.element_type)],
             shape,
         )
+
+    def _communicating(self, attributes: Any) -> list[list[int]]:
+        """Returns the devices that communicate in a crossing."""
+        numbers: Any = ir.DenseI64ArrayAttr
+        if "fairway.groups" in attributes:
+            flat = list(numbers(attributes["fairway.groups"]))
+            width = ir.IntegerAttr(attributes["fairway.width"]).value
+            return [flat[first : first + width] for first in range(0, len(flat), width)]
+        flat = list(numbers(attributes["fairway.axes"]))
+        return self._groups([IslandAxis(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)])
 
     def _groups(self, axes: Sequence[IslandAxis]) -> list[list[int]]:
         """Returns the devices that communicate along axes: those of equal place."""
@@ -366,7 +374,7 @@ class Assembler:
                 written = operation.clone(ip=ir.InsertionPoint.current)
                 written = getattr(written, "operation", written)
                 _strip(written)
-                _rename(written, known)
+                rename(written, known)
                 known.update(zip(operation.results, written.results, strict=True))
             values = [known[value] for value in piece.results]
             ir.Operation.create("func.return", operands=values)
@@ -391,16 +399,3 @@ def _strip(operation: Any) -> None:
         for block in region.blocks:
             for inner in block.operations:
                 _strip(inner.operation)
-
-
-def _rename(operation: Any, known: dict[Value, Value]) -> None:
-    """Replaces the values that an operation, or one in its regions, reads."""
-    for index, operand in enumerate(operation.operands):
-        if operand in known:
-            operation.operands[index] = known[operand]
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                _rename(inner.operation, known)
-
-
