@@ -253,12 +253,13 @@ CARGO_FUZZ := env -u MAKEFLAGS -u MFLAGS cargo test --quiet --release --config d
 JAX_VERSION ?= $(shell sed -n 's/^_version = "\(.*\)"/\1/p' $(JAX_SOURCE)/jax/version.py 2>/dev/null)
 
 ## jax-tests: JAX's own tests as a client and hosts of one version; JAX_SOURCE is a checkout of jax,
-## whose version is installed for it, or JAX_VERSION
+## whose version is installed for it, or JAX_VERSION; ISLANDS=2x1x4 for several islands
 jax-tests: build
 	@test -n "$(JAX_VERSION)" || { echo "set JAX_SOURCE to a checkout of jax"; exit 2; }
 	interpreter=$$($(PYTHON) dev/versions.py --python $(SHARDY_PYTHON) --for-tests $(JAX_VERSION)) && \
 	PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/fairway/bare $$interpreter dev/jax_tests.py \
 		--source $(JAX_SOURCE) --out out/jax-tests-$(JAX_VERSION) \
+		$(if $(ISLANDS),--islands $(ISLANDS)) \
 		$(if $(findstring command line,$(origin JAX_VERSION)),--other-version)
 
 ## versions: JAX of several versions as client and as host, and the table of that in the docs

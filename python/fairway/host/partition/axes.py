@@ -123,6 +123,18 @@ class Cut:
             dims.append(tuple(kept))
         return Cut(tuple(dims), self.mesh)
 
+    def with_inner(self, other: Cut) -> Cut:
+        """Returns the cut by these island axes, and inside an island as another is."""
+        dims = []
+        for own, theirs in zip(self.dims, other.dims, strict=True):
+            if tuple(_placed(own)) == tuple(_placed(theirs)):
+                dims.append(theirs)
+                continue
+            last = max((i for i, token in enumerate(own) if token.island), default=-1)
+            kept = [t if t.island else Token(t.size) for t in own[: last + 1]]
+            dims.append((*kept, *(token for token in theirs if token.axis)))
+        return Cut(tuple(dims), other.mesh or self.mesh)
+
     def even(self, shape: Sequence[int]) -> Cut:
         """Returns the cut without island axes where dimensions cannot be divided evenly."""
         dims: list[Dimension] = []

@@ -127,7 +127,7 @@ class Emitter:
         attribute = ir.Attribute.parse(inner)
         return self.operation(constraint, [value.type], [value], sharding=attribute).result
 
-    def _is_pinned(self, value: Value, cut: Cut) -> bool:
+    def is_pinned(self, value: Value, cut: Cut) -> bool:
         """Returns whether it is known that a value is sharded as a cut says."""
         inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
         if inner is None or value in self.arguments:
@@ -185,7 +185,7 @@ class Emitter:
             groups: devices that communicate.
             reduction: how ``reduce`` and ``scatter`` reduce.
         """
-        if not self._is_pinned(value, cut):
+        if not self.is_pinned(value, cut):
             value = self.pinned(value, cut)
         source = ir.RankedTensorType(value.type)
         shape = list(source.shape)
@@ -354,7 +354,7 @@ class Emitter:
             reduction: how ``reduce`` and ``scatter`` reduce.
         """
         cut, axes = at
-        if not self._is_pinned(value, cut):
+        if not self.is_pinned(value, cut):
             value = self.pinned(value, cut)
         source = ir.RankedTensorType(value.type)
         shape = list(source.shape)

@@ -113,7 +113,8 @@ class Localizer:
             values = [self.taken(v, cut) for v, cut in zip(returned.operands, made, strict=True)]
             known = dict(zip(block.arguments, given, strict=True))
             for index, (value, cut) in enumerate(zip(values, made, strict=True)):
-                if known.setdefault(value, cut) != cut or _target(value.owner) == LOOP:
+                is_known = self.emitter.is_pinned(value, cut) and _target(value.owner) != LOOP
+                if known.setdefault(value, cut) != cut or not is_known:
                     values[index] = self.emitter.pinned(value, cut)
             self.emitter.operation("func.return", [], values)
         return given, made
@@ -156,6 +157,7 @@ class Localizer:
         part = self.part(value)
         if part.cut.islands() == cut.islands():
             return part.value
+        cut = cut.with_inner(part.cut)
         key = (value, cut.islands())
         block, found = self._resharded.get(key, (None, None))
         if found is None or block != ir.InsertionPoint.current.block:
@@ -217,14 +219,13 @@ class Localizer:
             if cut.even(_shape(value)).islands() != cut.islands():
                 self._undivided(operation)
                 return
-        made = self._write(operation, strategy.operands, strategy.results)
+        cuts = [cut.with_inner(one) for cut, one in zip(strategy.results, wanted, strict=True)]
+        made = self._write(operation, strategy.operands, cuts)
         if not strategy.partial:
             return
         reduction = reduction_of(operation)
         assert reduction is not None
-        for result, value, cut, want in zip(
-            operation.results, made, strategy.results, wanted, strict=True
-        ):
+        for result, value, cut, want in zip(operation.results, made, cuts, wanted, strict=True):
             self._known[result] = self._reduced(result, (value, cut), want, (strategy.partial, reduction))
 
     def _reduced(

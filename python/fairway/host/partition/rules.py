@@ -106,6 +106,8 @@ def read_rule(operation: Any) -> Factors | None:
         reduced = set()
     if operation.name == "stablehlo.scatter":
         passing -= _scattered(operation, operands)
+    if operation.name == "stablehlo.dynamic_update_slice":
+        passing -= _updated(operation, operands)
     if operation.name == "stablehlo.convolution":
         groups = ("feature_group_count", "batch_group_count")
         if any(ir.IntegerAttr(operation.attributes[name]).value != 1 for name in groups):
@@ -118,6 +120,17 @@ def _scattered(operation: Any, operands: tuple[Mapping, ...]) -> set[Factor]:
     text = str(operation.attributes["scatter_dimension_numbers"])
     listed = text.partition("scatter_dims_to_operand_dims = [")[2].partition("]")[0]
     return {factor for dim in listed.split(",") if dim for factor in operands[0][int(dim)]}
+
+
+def _updated(operation: Any, operands: tuple[Mapping, ...]) -> set[Factor]:
+    """Returns the factors of the dimensions of which a slice is updated."""
+    shapes = [list(operation.operands[index].type.shape) for index in (0, 1)]
+    return {
+        factor
+        for whole, part, factors in zip(*shapes, operands[0], strict=True)
+        if whole != part
+        for factor in factors
+    }
 
 
 def _grouped(operands: Any, results: Any, passing: set[Factor]) -> set[Factor]:
