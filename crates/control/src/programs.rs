@@ -196,7 +196,11 @@ impl Executable {
         let mut sum: BTreeMap<String, f64> = BTreeMap::new();
         for node in &dataflow.program.nodes {
             if let Operation::Call { function, .. } = &node.operation {
-                for (name, cost) in dataflow.functions[function.0 as usize].costs()? {
+                let function = &dataflow.functions[function.0 as usize];
+                if let ExecutableForm::Exchange(_) = function.form {
+                    continue; // it communicates only
+                }
+                for (name, cost) in function.costs()? {
                     *sum.entry(name).or_default() += cost;
                 }
             }

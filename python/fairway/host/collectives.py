@@ -57,6 +57,8 @@ SCALINGS: dict[str, Callable[[Elements, Any], Elements]] = {
     "stablehlo.multiply": np.multiply,
 }
 
+ALIGNMENT = 64
+"""Alignment in bytes of memory that devices take without a copy."""
 RESHAPINGS = ("stablehlo.broadcast_in_dim", "stablehlo.convert")
 """Operations on a constant that is an operand of a scaling."""
 
@@ -85,6 +87,67 @@ class CollectiveStep:
     carries: tuple[Carry, ...] = ()
 
 
+class Bundle:
+    """Values that cross as one: rows of their elements, one after another.
+
+    Attributes:
+        elements: number of elements of each device.
+        results: shape of each device's shard of each result.
+
+    Args:
+        crossing: the crossing.
+        count: number of devices that communicate in a group.
+    """
+
+    def __init__(self, crossing: Crossing, count: int) -> None:
+        parts = crossing.kind in ("all_to_all", "scatter")
+        self._rows = count if parts else 1
+        self._contents = crossing.contents
+        sizes = [int(np.prod(shape, dtype=np.int64)) // self._rows for shape in crossing.shapes]
+        step = max(1, ALIGNMENT // dtype_of(crossing.dtype).itemsize)
+        is_one = len(sizes) == 1
+        widths = [size if is_one else -(-size // step) * step for size in sizes]
+        ends = [int(end) for end in np.cumsum([0, *widths])]
+        self._places = [*zip(ends, sizes, strict=False)]
+        self._width = ends[-1]
+        self.elements = self._rows * self._width
+        rows = {"gather": count, "scatter": 1}.get(crossing.kind, self._rows)
+        self._rows_after = rows
+        self.results: list[tuple[int, ...]] = []
+        for shape in crossing.shapes:
+            if crossing.kind == "gather":
+                self.results.append((count, *shape))
+            else:
+                self.results.append((1, *shape[1:]) if crossing.kind == "scatter" else (*shape,))
+
+    def joined(self, values: Sequence[Values]) -> Values:
+        """Returns one value of each device, of the elements of all."""
+        if len(values) == 1:
+            return {at: held.reshape(self._rows, -1) for at, held in values[0].items()}
+        joined: Values = {}
+        copies: dict[int, Elements] = {}
+        for at in values[0]:
+            held = [value[at] for value in values]
+            key = self._contents[at]
+            if key not in copies:
+                copies[key] = np.zeros((self._rows, self._width), held[0].dtype)
+                for one, (start, size) in zip(held, self._places, strict=True):
+                    copies[key][:, start : start + size] = one.reshape(self._rows, -1)
+            joined[at] = copies[key]
+        return joined
+
+    def parted(self, value: Values) -> list[Values]:
+        """Returns the result of each value."""
+        results: list[Values] = [{} for _ in self._places]
+        for at, held in value.items():
+            rows = held.reshape(self._rows_after, -1)
+            for result, shape, (start, size) in zip(
+                results, self.results, self._places, strict=True
+            ):
+                result[at] = rows[:, start : start + size].reshape(shape)
+        return results
+
+
 class LoweredExchange:
     """A program over several islands, ready to run on this host.
 
@@ -101,7 +164,7 @@ class LoweredExchange:
         self._owners = owners
         self._host = host
         self._steps: list[CollectiveStep] = []
-        self._stacks = False
+        self._bundle: Bundle | None = None
         if module is not None:
             self._read(module)
 
@@ -153,20 +216,18 @@ class LoweredExchange:
         if (
             not is_each
             or len(crossing.contents) != len(owners)
-            or any(len(group) != count for group in groups)
+            or (crossing.kind != "reduce" and any(len(group) != count for group in groups))
         ):
             raise ValueError("its groups are not all of its devices, each once")
         kind = dtype_of(crossing.dtype)
         exchange = cls(None, owners, host)
         exchange._classes = [list(crossing.contents)]
-        exchange.parameters = [None]
-        held = (kind, int(np.prod(crossing.shape, dtype=np.int64)))
-        shape = list(crossing.shape)
+        exchange.parameters = [None] * len(crossing.shapes)
+        exchange._bundle = bundle = Bundle(crossing, count)
+        held = (kind, bundle.elements)
         match crossing.kind:
             case "gather":
-                exchange._stacks = True
                 step, _ = exchange._gather(0, groups, 0, held)
-                shape = [count, *shape]
             case "all_to_all":
                 step, _ = exchange._all_to_all(0, groups, (0, 0), held)
             case "permute":
@@ -175,11 +236,10 @@ class LoweredExchange:
                 axes = (0,) if crossing.kind == "scatter" else ()
                 reduction = REDUCTIONS[f"stablehlo.{crossing.reduction}"]
                 step, _ = exchange._reduce(0, groups, axes, reduction, held)
-                shape = [shape[0] // count, *shape[1:]] if axes else shape
             case _:
                 raise ValueError(f"it is a {crossing.kind}")
         exchange._steps = [step]
-        exchange.outputs = [(1, crossing.dtype, tuple(shape), None)]
+        exchange.outputs = [(1, crossing.dtype, shape, None) for shape in bundle.results]
         return exchange
 
     def _read(self, module: Any) -> None:
@@ -193,6 +253,8 @@ class LoweredExchange:
         for operation in body.operations:
             name = operation.operation.name
             if name in ("sdy.return", "func.return"):
+                if any(operand not in numbers for operand in operation.operands):
+                    raise NotOnlyCollectivesError("it returns a constant")
                 results = [numbers[operand] for operand in operation.operands]
             elif name == "stablehlo.constant":
                 constants[operation.results[0]] = splat_value(operation)
@@ -230,14 +292,16 @@ class LoweredExchange:
             ended: called after each operation with collectives.
         """
         values = list(arguments)
-        if self._stacks:
-            values = [{at: one[np.newaxis] for at, one in value.items()} for value in values]
+        if self._bundle is not None:
+            values = [self._bundle.joined(values)]
         for step in self._steps:
             begun_ns = time.monotonic_ns()
             run = getattr(self, f"_run_{step.kind}")
             values.append(run(step, values[step.operand], turn))
             if step.carries:
                 ended(begun_ns, step.carries)
+        if self._bundle is not None:
+            return self._bundle.parted(values[-1])
         return [values[number] for number, *_ in self.outputs]
 
     # Planning

@@ -181,7 +181,7 @@ class Compiler:
             if command.is_crossing:
                 crossing = msgspec.msgpack.decode(command.program, type=Crossing)
                 exchange = LoweredExchange.of_crossing(crossing, command.owners, self._host)
-                ranks, name = [len(crossing.shape)], crossing.kind
+                ranks, name = [len(shape) for shape in crossing.shapes], crossing.kind
             else:
                 bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
                 with READING:

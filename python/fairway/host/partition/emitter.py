@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 
 from fairway.host.partition.axes import Cut, Dimension, IslandAxis, Islands, Token
 
-__all__ = ["CROSSING", "ISLAND", "Emitter", "Reshard", "plan_reshard"]
+__all__ = ["CROSSING", "ISLAND", "Emitter", "Reshard", "bits", "byte_size", "plan_reshard"]
 
 CROSSING = "fairway.crossing"
 """Target of a call that stands for a collective between islands."""
@@ -194,9 +194,11 @@ class Emitter:
         elif kind == "scatter":
             shape[0] = 1
         numbers: Any = ir.DenseI64ArrayAttr
-        width = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(groups[0]) if groups else 2)
+        width = max(map(len, groups), default=2)
+        padded = [[*group, *[-1] * (width - len(group))] for group in groups]
+        integer = ir.IntegerType.get_signless(64)
         self.crossings += 1
-        self.crossed_bytes += _bytes(source)
+        self.crossed_bytes += byte_size(source)
         return self.operation(
             "stablehlo.custom_call",
             [ir.RankedTensorType.get(shape, source.element_type)],
@@ -204,8 +206,8 @@ class Emitter:
             self.inner(cut, shape),
             call_target_name=ir.StringAttr.get(CROSSING),
             fairway__kind=ir.StringAttr.get(kind),
-            fairway__groups=numbers.get([device for group in groups for device in group]),
-            fairway__width=width,
+            fairway__groups=numbers.get([device for group in padded for device in group]),
+            fairway__width=ir.IntegerAttr.get(integer, width),
             fairway__reduction=ir.StringAttr.get(reduction),
         ).result
 
@@ -366,7 +368,7 @@ class Emitter:
         flat = [number for axis in axes for number in (axis.stride, axis.size)]
         numbers: Any = ir.DenseI64ArrayAttr
         self.crossings += 1
-        self.crossed_bytes += _bytes(source)
+        self.crossed_bytes += byte_size(source)
         call = self.operation(
             "stablehlo.custom_call",
             [ir.RankedTensorType.get(shape, source.element_type)],
@@ -420,5 +422,6 @@ def bits(kind: Any) -> int:
     return max(8, int(digits or 8)) * (2 if text.startswith("complex") else 1)
 
 
-def _bytes(kind: Any) -> int:
+def byte_size(kind: Any) -> int:
+    """Returns the bytes of an array of a type."""
     return math.prod(kind.shape) * bits(kind.element_type) // 8

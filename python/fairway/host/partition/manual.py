@@ -400,6 +400,8 @@ def cross(localizer: Localizer, operation: Any, at: tuple[Value, Cut], offset: i
     if operation.name == "stablehlo.collective_permute":
         return emitter.cross_groups("permute", value, cut, groups)
     count = len(groups[0])
+    if operation.name == "stablehlo.all_reduce":
+        return emitter.cross_groups("reduce", value, cut, groups, _reduction(operation))
     if any(len(group) != count for group in groups):
         raise RefusedError(f"UNIMPLEMENTED: {operation.name} joins groups of unequal size")
 
@@ -407,8 +409,6 @@ def cross(localizer: Localizer, operation: Any, at: tuple[Value, Cut], offset: i
         return int(ir.IntegerAttr(operation.attributes[name]).value) + offset
 
     match operation.name:
-        case "stablehlo.all_reduce":
-            return emitter.cross_groups("reduce", value, cut, groups, _reduction(operation))
         case "stablehlo.all_gather":
             whole = emitter.cross_groups("gather", value, cut, groups)
             return emitter.folded(whole, dimension("all_gather_dim"), cut)

@@ -7,12 +7,13 @@ large as that allows. Small constant operations are repeated where they are used
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
-from fairway.host.partition.emitter import CROSSING, ISLAND
+from fairway.host.partition.emitter import CROSSING, ISLAND, byte_size
 from fairway.host.partition.localize import LOOP
 
 __all__ = ["Computation", "Exchange", "Loop", "Value", "cut"]
@@ -20,6 +21,8 @@ __all__ = ["Computation", "Exchange", "Loop", "Value", "cut"]
 Value = Any
 REPEATED = {"stablehlo.constant", "stablehlo.iota"}
 """Operations without operands that are repeated where they are used."""
+BUNDLE_BYTES = 4 << 20
+"""Bytes of an island's part that are enough for an exchange: more wait for nothing else."""
 SMALL = 1 << 16
 """Most elements of a result that is computed again, from constants, instead of passed on."""
 
@@ -43,9 +46,19 @@ class Computation:
 
 @dataclasses.dataclass(eq=False)
 class Exchange:
-    """One crossing."""
+    """Crossings of one kind between the same devices, which are carried out as one."""
 
-    operation: Any
+    operations: list[Any]
+
+    @property
+    def operands(self) -> list[Value]:
+        """The values that cross."""
+        return [operation.operands[0] for operation in self.operations]
+
+    @property
+    def results(self) -> list[Value]:
+        """What becomes of them."""
+        return [operation.results[0] for operation in self.operations]
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,6 +68,16 @@ class Loop:
     operation: Any
     number: int
     count: int
+
+    @property
+    def operands(self) -> list[Value]:
+        """The values that it begins with."""
+        return list(self.operation.operands)
+
+    @property
+    def results(self) -> list[Value]:
+        """The values that it ends with."""
+        return list(self.operation.results)
 
 
 Piece = Computation | Exchange | Loop
@@ -132,10 +155,61 @@ class _Cutter:
             for result in operation.results:
                 levels[result] = level + 1 if crosses else level
         for level in range(max([*computations, *crossing], default=-1) + 1):
-            if level in computations:
-                yield Computation(computations[level])
-            for operation in crossing.get(level, ()):
-                yield _crossing(operation)
+            yield from self._level(computations.get(level, []), crossing.get(level, []))
+
+    def _level(self, operations: list[Any], crossing: list[Any]) -> Iterator[Piece]:
+        """Returns the pieces of a level: what crosses early is computed first.
+
+        Args:
+            operations: operations that depend on no crossing of the level.
+            crossing: its crossings.
+        """
+        exchanges: list[Exchange | Loop] = [_loop(one) for one in crossing if target_of(one) == LOOP]
+        exchanges += self._bundles([one for one in crossing if target_of(one) != LOOP])
+        left = dict.fromkeys(operations)
+        place = {operation: index for index, operation in enumerate(operations)}
+        for index, exchange in enumerate(exchanges):
+            is_last = all(isinstance(one, Loop) for one in exchanges[index:])
+            needed = list(left) if is_last else self._ancestors(exchange.operands, left)
+            own = sorted(needed, key=place.__getitem__)
+            for operation in own:
+                del left[operation]
+            if own:
+                yield Computation(own)
+            yield exchange
+        if left:
+            yield Computation(list(left))
+
+    def _ancestors(self, values: Iterable[Value], left: Container[Any]) -> list[Any]:
+        """Returns the operations among ``left`` that values depend on."""
+        found: dict[Any, None] = {}
+        pending = [self._maker.get(value) for value in values]
+        while pending:
+            operation = pending.pop()
+            if operation is None or operation in found or operation not in left:
+                continue
+            found[operation] = None
+            pending += [self._maker.get(value) for value in self._reads[operation]]
+        return list(found)
+
+    def _bundles(self, crossing: Sequence[Any]) -> list[Exchange | Loop]:
+        """Returns crossings in bundles, in the order in which their operands are made."""
+        place = {result: i for i, one in enumerate(self._operations) for result in one.results}
+        ordered = sorted(crossing, key=lambda one: place.get(one.operands[0], -1))
+        bundles: list[Exchange | Loop] = []
+        open_bundles: dict[Any, tuple[Exchange, int]] = {}
+        for operation in ordered:
+            key = _likeness(operation)
+            bundle, size = open_bundles.get(key, (None, 0))
+            if bundle is None:
+                bundle = Exchange([])
+                bundles.append(bundle)
+            bundle.operations.append(operation)
+            size += byte_size(ir.RankedTensorType(operation.operands[0].type))
+            open_bundles[key] = bundle, size
+            if size >= BUNDLE_BYTES:
+                del open_bundles[key]
+        return bundles
 
     def connect(self, pieces: Sequence[Piece], returned: list[Value]) -> None:
         """Finds what each computation takes and returns; adds one for constants that leave."""
@@ -143,9 +217,7 @@ class _Cutter:
         for piece in pieces:
             if isinstance(piece, Computation):
                 self._complete(piece)
-                wanted.update(piece.operands)
-            else:
-                wanted.update(piece.operation.operands)
+            wanted.update(piece.operands)
         assert isinstance(pieces, list)
         constants = [
             value for value in wanted if self._maker.get(value) in self._repeated
@@ -189,12 +261,34 @@ class _Cutter:
             add(operation)
         piece.operations = list(ordered)
         piece.operands = list(operands)
-        piece.uses_island = any(target_of(one) == ISLAND for one in piece.operations)
+        piece.uses_island = any(_needs_island(one) for one in piece.operations)
 
 
-def _crossing(operation: Any) -> Exchange | Loop:
-    if target_of(operation) == CROSSING:
-        return Exchange(operation)
+def _needs_island(operation: Any) -> bool:
+    """Returns whether an operation, or one in its regions, asks for the number of the island."""
+    return target_of(operation) == ISLAND or any(
+        _needs_island(inner.operation)
+        for region in operation.regions
+        for block in region.blocks
+        for inner in block.operations
+    )
+
+
+def _likeness(operation: Any) -> Any:
+    """Returns a key that is equal for crossings that can be carried out as one."""
+    attributes = operation.attributes
+    names = ("kind", "axes", "groups", "width", "reduction")
+    found = tuple(
+        str(attributes[f"fairway.{name}"]) for name in names if f"fairway.{name}" in attributes
+    )
+    kind = ir.RankedTensorType(operation.operands[0].type)
+    # Operands that are sharded alike inside an island have shards that differ between the same
+    # devices; one that is not sharded at all is sent once for all of them.
+    sharding = str(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else ""
+    return found, str(kind.element_type), frozenset(re.findall(r'"[^"]*"', sharding))
+
+
+def _loop(operation: Any) -> Loop:
     number = ir.IntegerAttr(operation.attributes["fairway.loop"]).value
     count = ir.IntegerAttr(operation.attributes["fairway.count"]).value
     return Loop(operation, int(number), int(count))

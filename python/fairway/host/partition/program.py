@@ -32,7 +32,7 @@ __all__ = ["Assembler", "Crossing", "FunctionPart", "Partitioned"]
 
 
 class Crossing(msgspec.Struct, frozen=True):
-    """A collective between islands, of the shards of one value.
+    """A collective between islands, of the shards of one or several values.
 
     Attributes:
         kind: ``reduce``; ``gather``, which stacks; ``all_to_all`` or ``scatter`` along the first
@@ -41,7 +41,7 @@ class Crossing(msgspec.Struct, frozen=True):
         groups: devices that communicate.
         contents: equal numbers for devices of equal shards.
         dtype: element type.
-        shape: shape of each device's shard.
+        shapes: for each value, the shape of each device's shard.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Crossing(msgspec.Struct, frozen=True):
     groups: list[list[int]]
     contents: list[int]
     dtype: str
-    shape: list[int]
+    shapes: list[list[int]]
 
 
 class FunctionPart(msgspec.Struct, frozen=True):
@@ -153,16 +153,13 @@ class Assembler:
             if isinstance(piece, Loop):
                 self._loop(piece, numbers)
                 continue
-            operation = piece.operation if isinstance(piece, Exchange) else None
-            operands = list(operation.operands) if operation else piece.operands  # type: ignore[union-attr]
-            results = list(operation.results) if operation else piece.results  # type: ignore[union-attr]
             name = self._function(piece)
             made = []
-            for result in results:
+            for result in piece.results:
                 numbers[result] = self._values
                 self._values += 1
                 made.append(f"%{numbers[result]}: {self._type(self._layout(result))}")
-            given = ", ".join(f"%{numbers[operand]}" for operand in operands)
+            given = ", ".join(f"%{numbers[operand]}" for operand in piece.operands)
             self._lines.append(f"node {', '.join(made)} = call {quoted(name)} ({given})")
 
     def _loop(self, loop: Loop, numbers: dict[Value, int]) -> None:
@@ -265,30 +262,35 @@ class Assembler:
             name = f"{self._name}.{len(self._functions)}"
             self._functions[piece] = name
             if isinstance(piece, Exchange):
-                code = msgspec.msgpack.encode(self._crossing(piece.operation))
+                code = msgspec.msgpack.encode(self._crossing(piece))
                 self.parts.append(FunctionPart(True, False, code))
             else:
                 self.parts.append(self._computation(piece, name))
         return self._functions[piece]
 
-    def _crossing(self, operation: Any) -> Crossing:
-        attributes = operation.attributes
-        [operand] = operation.operands
-        inner = self._inner(operand)
-        kind = ir.RankedTensorType(operand.type)
-        shape = [
-            extent // math.prod(token.size for token in dimension)
-            for extent, dimension in zip(kind.shape, inner.dims, strict=True)
-        ]
-        tiles = self._tiles(inner)
-        count = max(tiles) + 1
+    def _crossing(self, exchange: Exchange) -> Crossing:
+        attributes = exchange.operations[0].attributes
+        shapes: list[list[int]] = []
+        contents = [0] * len(self._islands.of)
+        for operand in exchange.operands:
+            inner = self._inner(operand)
+            kind = ir.RankedTensorType(operand.type)
+            shapes.append(
+                [
+                    extent // math.prod(token.size for token in dimension)
+                    for extent, dimension in zip(kind.shape, inner.dims, strict=True)
+                ]
+            )
+            pairs = [*zip(contents, self._tiles(inner), self._islands.of, strict=True)]
+            seen = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+            contents = [seen[pair] for pair in pairs]
         return Crossing(
             ir.StringAttr(attributes["fairway.kind"]).value,
             ir.StringAttr(attributes["fairway.reduction"]).value,
             self._communicating(attributes),
-            [tile + count * island for tile, island in zip(tiles, self._islands.of, strict=True)],
+            contents,
             ELEMENT_TYPES[str(kind.element_type)],
-            shape,
+            shapes,
         )
 
     def _communicating(self, attributes: Any) -> list[list[int]]:
@@ -297,7 +299,8 @@ class Assembler:
         if "fairway.groups" in attributes:
             flat = list(numbers(attributes["fairway.groups"]))
             width = ir.IntegerAttr(attributes["fairway.width"]).value
-            return [flat[first : first + width] for first in range(0, len(flat), width)]
+            rows = [flat[first : first + width] for first in range(0, len(flat), width)]
+            return [[device for device in row if device >= 0] for row in rows]
         flat = list(numbers(attributes["fairway.axes"]))
         return self._groups([IslandAxis(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)])
 
@@ -373,7 +376,7 @@ class Assembler:
                     continue
                 written = operation.clone(ip=ir.InsertionPoint.current)
                 written = getattr(written, "operation", written)
-                _strip(written)
+                _strip(written, island)
                 rename(written, known)
                 known.update(zip(operation.results, written.results, strict=True))
             values = [known[value] for value in piece.results]
@@ -391,11 +394,20 @@ class Assembler:
         return ir.DictAttr.get({"sdy.sharding": ir.Attribute.parse(text)})
 
 
-def _strip(operation: Any) -> None:
-    """Removes attributes that XLA need not see, also from operations in regions."""
+def _strip(operation: Any, island: Value) -> None:
+    """Removes what XLA need not see, also from operations in regions.
+
+    Args:
+        operation: the operation.
+        island: the number of the island, if the computation takes it.
+    """
     if SHARDING in operation.attributes:
         del operation.attributes[SHARDING]
     for region in operation.regions:
         for block in region.blocks:
-            for inner in block.operations:
-                _strip(inner.operation)
+            for inner in list(block.operations):
+                if target_of(inner.operation) == ISLAND:
+                    inner.operation.results[0].replace_all_uses_with(island)
+                    inner.operation.erase()
+                else:
+                    _strip(inner.operation, island)
