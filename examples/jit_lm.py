@@ -1,9 +1,9 @@
 """Trains a character-level transformer as one jit over all devices, in plain JAX.
 
 The mesh spans all islands, batches are sharded over all devices and parameters are replicated: the
-step is what one writes on one island. Under `fairway run` the gradients are summed inside islands by
-XLA and between them by Fairway; under plain `python` eight CPU devices are one machine. With
-`--shard` parameters and optimizer state are sharded over all devices too (FSDP).
+step is what one writes on one island. Under `fairway run` gradients are summed in islands by XLA
+and between them by Fairway; under plain `python` eight CPU devices are one machine. With `--shard`
+parameters and optimizer state are sharded over all devices too (FSDP).
 """
 
 from __future__ import annotations

@@ -177,8 +177,9 @@ messages! { to hosts
             /// Whether to compile or to load.
             role: CompileRole,
         },
-        /// Partition a program over several islands: into computations of each, and collectives
-        /// between them.
+        /// Partition a program over several islands.
+        ///
+        /// Into computations of each, and collectives between them.
         33 PartitionProgram [answers ticket] {
             /// Correlates the answer.
             ticket: CommandTicket,
@@ -187,8 +188,9 @@ messages! { to hosts
             /// For each of its devices, the island.
             islands: Vec<u32>,
         },
-        /// Prepare a program over several islands, which must consist of collectives only, or one
-        /// collective of a program that was partitioned.
+        /// Prepare collectives between islands.
+        ///
+        /// A program that has nothing else, or one that was partitioned off.
         17 CompileExchange [answers ticket] {
             /// Correlates the answer.
             ticket: CommandTicket,

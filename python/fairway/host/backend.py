@@ -15,7 +15,6 @@ import functools
 import re
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -28,6 +27,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from fairway.errors import ConfigError
 from fairway.host import without_jax
+from fairway.host.overrides import UnreadableError, check_overrides
 from fairway.plugin import check_jaxlib
 
 __all__ = [
@@ -49,13 +49,6 @@ ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL
 
 BORDERS = "fairway.borders"
 """Marks a module whose optimisation barriers separate functions."""
-
-FILE_OPTIONS = re.compile(
-    r"dump|path|dir$|dir_|file|cache|profile|_load_|save|library|extra_options"
-)
-"""Names of XLA's options that refer to files, or contain other options."""
-HARMLESS_OPTIONS = frozenset({"xla_dump_max_hlo_modules"})
-"""Options with such names that only limit what other options write."""
 
 PASSES_OFF = "xla_disable_hlo_passes"
 BARRIER_EXPANDER = "cse_barrier_expander"
@@ -99,10 +92,6 @@ _IMPORTING = threading.Lock()
 
 DESCRIPTIONS = 4096
 """Number of descriptions of arrays, by shape and element type, that jaxlib keeps for new ones."""
-
-
-class UnreadableError(Exception):
-    """A program that this jaxlib cannot read; the text is ``CODE_NAME: message``."""
 
 
 def tiled(op_sharding: Any) -> Any:
@@ -532,20 +521,6 @@ class Backend:
                 module, stablehlo.get_current_version(), allow_other_dialects=True
             )
             return artifact
-
-
-def check_overrides(overrides: Iterable[tuple[str, object]]) -> None:
-    """Rejects options by which a client could read or write files as this host's user.
-
-    Raises:
-        UnreadableError: names the option.
-    """
-    for name, _ in overrides:
-        if FILE_OPTIONS.search(name) and name not in HARMLESS_OPTIONS:
-            raise UnreadableError(
-                f"INVALID_ARGUMENT: the compiler option {name} is not a client's to set, since it "
-                "names files of the hosts; give it to the hosts by the setting xla_flags"
-            )
 
 
 def _why_unreadable(program: bytes) -> str:

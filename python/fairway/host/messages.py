@@ -649,7 +649,9 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
 
 
 class PartitionProgram(msgspec.Struct, frozen=True, array_like=True, tag=33, gc=False):
-    """Partition a program over several islands: into computations of each, and collectives between them.
+    """Partition a program over several islands.
+
+    Into computations of each, and collectives between them.
 
     Attributes:
         ticket: Correlates the answer.
@@ -663,7 +665,9 @@ class PartitionProgram(msgspec.Struct, frozen=True, array_like=True, tag=33, gc=
 
 
 class CompileExchange(msgspec.Struct, frozen=True, array_like=True, tag=17, gc=False):
-    """Prepare a program over several islands, which must consist of collectives only, or one collective of a program that was partitioned.
+    """Prepare collectives between islands.
+
+    A program that has nothing else, or one that was partitioned off.
 
     Attributes:
         ticket: Correlates the answer.

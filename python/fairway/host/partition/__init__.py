@@ -8,13 +8,12 @@ the devices of one island.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir, passmanager
 
-from fairway.host.partition.axes import Islands, MeshView, NotSeparableError, meshes_of
+from fairway.host.partition.axes import Islands, NotSeparableError, meshes_of
 from fairway.host.partition.localize import Localizer
 from fairway.host.partition.program import Assembler, Crossing, FunctionPart, Partitioned
 from fairway.host.programs import Signature

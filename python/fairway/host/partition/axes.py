@@ -16,7 +16,15 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-__all__ = ["Cut", "IslandAxis", "Islands", "MeshView", "NotSeparableError", "Token", "meshes_of"]
+__all__ = [
+    "IslandAxis",
+    "IslandSharding",
+    "Islands",
+    "MeshView",
+    "NotSeparableError",
+    "Token",
+    "meshes_of",
+]
 
 
 class NotSeparableError(Exception):
@@ -52,7 +60,7 @@ Dimension = tuple[Token, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class IslandSharding:
     """How an array of known shape is sharded.
 
     Attributes:
@@ -64,7 +72,7 @@ class Cut:
     mesh: str | None = None
 
     @classmethod
-    def whole(cls, rank: int) -> Cut:
+    def whole(cls, rank: int) -> IslandSharding:
         """Returns the cut of an array that every device has whole."""
         return cls(((),) * rank)
 
@@ -104,7 +112,7 @@ class Cut:
             dims.append("{" + ", ".join(str(token.axis) for token in inner) + "}")
         return f"#sdy.sharding<@{self.mesh}, [{', '.join(dims)}]>"
 
-    def without(self, axes: Iterable[IslandAxis]) -> Cut:
+    def without(self, axes: Iterable[IslandAxis]) -> IslandSharding:
         """Returns the cut without these island axes.
 
         Where a minor island axis stays, parts of a dropped major one stay parts, of no axis.
@@ -121,9 +129,9 @@ class Cut:
                 if token.island not in dropped or i < last
             ]
             dims.append(tuple(kept))
-        return Cut(tuple(dims), self.mesh)
+        return IslandSharding(tuple(dims), self.mesh)
 
-    def with_inner(self, other: Cut) -> Cut:
+    def with_inner(self, other: IslandSharding) -> IslandSharding:
         """Returns the cut by these island axes, and inside an island as another is."""
         dims = []
         for own, theirs in zip(self.dims, other.dims, strict=True):
@@ -133,9 +141,9 @@ class Cut:
             last = max((i for i, token in enumerate(own) if token.island), default=-1)
             kept = [t if t.island else Token(t.size) for t in own[: last + 1]]
             dims.append((*kept, *(token for token in theirs if token.axis)))
-        return Cut(tuple(dims), other.mesh or self.mesh)
+        return IslandSharding(tuple(dims), other.mesh or self.mesh)
 
-    def even(self, shape: Sequence[int]) -> Cut:
+    def even(self, shape: Sequence[int]) -> IslandSharding:
         """Returns the cut without island axes where dimensions cannot be divided evenly."""
         dims: list[Dimension] = []
         for extent, dimension in zip(shape, self.dims, strict=True):
@@ -144,7 +152,7 @@ class Cut:
             if extent % parts:
                 dimension = tuple(token for token in dimension if not token.island)
             dims.append(dimension)
-        return Cut(tuple(dims), self.mesh)
+        return IslandSharding(tuple(dims), self.mesh)
 
 
 def _placed(dimension: Dimension) -> Iterator[tuple[IslandAxis, int]]:
@@ -174,7 +182,9 @@ class Islands:
 
     def number(self, of: Sequence[int], order: Iterable[int]) -> None:
         """Numbers islands in the order in which their devices come first."""
-        numbers = {island: index for index, island in enumerate(dict.fromkeys(of[d] for d in order))}
+        numbers = {
+            island: index for index, island in enumerate(dict.fromkeys(of[d] for d in order))
+        }
         self.of = [numbers[island] for island in of]
         self.count = len(numbers)
         self.members = [
@@ -330,7 +340,7 @@ class MeshView:
             before = after
         return found
 
-    def inner_cut(self, sharding: Any) -> Cut:
+    def inner_cut(self, sharding: Any) -> IslandSharding:
         """Returns the cut that a sharding over the inner mesh means."""
         known = {token.axis: token for axis in self.digits.values() for token in axis}
         dims = []
@@ -345,19 +355,19 @@ class MeshView:
                     token = Token(size, axis=f"{token.axis}:({before}){size}", stride=stride)
                 tokens.append(token)
             dims.append(tuple(tokens))
-        return Cut(tuple(dims), self.name)
+        return IslandSharding(tuple(dims), self.name)
 
     def coordinate(self, token: Token, device: int) -> int:
         """Returns the coordinate of an island's device along an axis inside the island."""
         return self._devices.index(device) // token.stride % token.size
 
-    def cut(self, sharding: Any) -> Cut:
+    def cut(self, sharding: Any) -> IslandSharding:
         """Returns the cut that a sharding means."""
         dims = []
         for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
             axes = map(sdy.AxisRefAttr, dimension.axes)
             dims.append(tuple(token for axis in axes for token in self.tokens(axis)))
-        return Cut(tuple(dims), self.name if self.is_whole else None)
+        return IslandSharding(tuple(dims), self.name if self.is_whole else None)
 
 
 def _primes(number: int) -> list[int]:

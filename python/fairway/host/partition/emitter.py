@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from fairway.host.partition.axes import Cut, Dimension, IslandAxis, Islands, Token
+from fairway.host.partition.axes import Dimension, IslandAxis, Islands, IslandSharding
+from fairway.host.partition.operations import CROSSING, ISLAND
 
-__all__ = ["CROSSING", "ISLAND", "Emitter", "Reshard", "bits", "byte_size", "plan_reshard"]
-
-CROSSING = "fairway.crossing"
-"""Target of a call that stands for a collective between islands."""
-ISLAND = "fairway.island"
-"""Target of a call that returns the number of the island, `int32[]`."""
+__all__ = ["Emitter", "Reshard", "bits", "byte_size", "plan_reshard"]
 
 Value = Any
 Digits = list[tuple[int, int | None]]
-"""A dimension's mixed radix, the major digit first: sizes, and the place of a leading dimension that
-the digit comes from or goes to."""
+"""A dimension in mixed radix, the major digit first: sizes, and for digits that come from a leading
+dimension, or go to one, their places there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +38,11 @@ class Reshard:
 
     moved: tuple[IslandAxis, ...]
     gathered: tuple[IslandAxis, ...]
-    between: Cut
+    between: IslandSharding
     sliced: tuple[IslandAxis, ...]
 
 
-def plan_reshard(source: Cut, target: Cut, islands: Islands) -> Reshard:
+def plan_reshard(source: IslandSharding, target: IslandSharding, islands: Islands) -> Reshard:
     """Returns the steps from one cut of an array to another."""
     before, after = _places(source), _places(target)
     kept = {axis for axis in before if after.get(axis) == before[axis]}
@@ -60,7 +56,7 @@ def plan_reshard(source: Cut, target: Cut, islands: Islands) -> Reshard:
     return Reshard((), tuple(gone), source.without(gone), tuple(come))
 
 
-def _places(cut: Cut) -> dict[IslandAxis, tuple[int, int]]:
+def _places(cut: IslandSharding) -> dict[IslandAxis, tuple[int, int]]:
     """Returns dimension and number of parts before of each island axis."""
     return {
         axis: (index, before)
@@ -113,11 +109,11 @@ class Emitter:
             name, results=list(results), operands=list(operands), attributes=given
         )
 
-    def inner(self, cut: Cut, shape: Sequence[int]) -> str | None:
+    def inner(self, cut: IslandSharding, shape: Sequence[int]) -> str | None:
         """Returns how an island's part is sharded inside the island; None if there is no mesh."""
         return dataclasses.replace(cut, mesh=cut.mesh or self._mesh).inner(shape)
 
-    def pinned(self, value: Value, cut: Cut) -> Value:
+    def pinned(self, value: Value, cut: IslandSharding) -> Value:
         """Returns a value that XLA is to shard inside the island as a cut says."""
         inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
         if inner is None:
@@ -127,7 +123,7 @@ class Emitter:
         attribute = ir.Attribute.parse(inner)
         return self.operation(constraint, [value.type], [value], sharding=attribute).result
 
-    def is_pinned(self, value: Value, cut: Cut) -> bool:
+    def is_pinned(self, value: Value, cut: IslandSharding) -> bool:
         """Returns whether it is known that a value is sharded as a cut says."""
         inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
         if inner is None or value in self.arguments:
@@ -141,7 +137,9 @@ class Emitter:
                 return text in (inner, f"#sdy.sharding_per_value<[{inner[13:]}]>")
         return False
 
-    def reshard(self, value: Value, source: Cut, target: Cut, shape: Sequence[int]) -> Value:
+    def reshard(
+        self, value: Value, source: IslandSharding, target: IslandSharding, shape: Sequence[int]
+    ) -> Value:
         """Returns a value of another cut.
 
         Args:
@@ -161,12 +159,14 @@ class Emitter:
             value = self._slice(value, steps.between, target, (shape, steps.sliced))
         return value
 
-    def reduce(self, value: Value, cut: Cut, axes: Sequence[IslandAxis], reduction: str) -> Value:
+    def reduce(
+        self, value: Value, cut: IslandSharding, axes: Sequence[IslandAxis], reduction: str
+    ) -> Value:
         """Returns the reduction of all islands' values along axes."""
         return self._cross("reduce", value, (cut, tuple(axes)), reduction)
 
     def reduce_scatter(
-        self, value: Value, target: Cut, shape: Sequence[int], axes: Sequence[IslandAxis]
+        self, value: Value, target: IslandSharding, shape: Sequence[int], axes: Sequence[IslandAxis]
     ) -> Value:
         """Returns each island's part of a sum of whole arrays over islands."""
         parts = self._split(value, target, axes)
@@ -174,7 +174,12 @@ class Emitter:
         return self.reshaped(own, target.local(shape), target)
 
     def cross_groups(
-        self, kind: str, value: Value, cut: Cut, groups: list[list[int]], reduction: str = ""
+        self,
+        kind: str,
+        value: Value,
+        cut: IslandSharding,
+        groups: list[list[int]],
+        reduction: str = "",
     ) -> Value:
         """Writes a crossing of groups of devices; ``permute`` has pairs instead.
 
@@ -211,7 +216,7 @@ class Emitter:
             fairway__reduction=ir.StringAttr.get(reduction),
         ).result
 
-    def folded(self, value: Value, dimension: int, cut: Cut) -> Value:
+    def folded(self, value: Value, dimension: int, cut: IslandSharding) -> Value:
         """Returns a value whose leading dimension has become the major part of another.
 
         Args:
@@ -225,7 +230,7 @@ class Emitter:
         rest[dimension] *= count
         return self.reshaped(self._transposed(value, order), rest, cut)
 
-    def unfolded(self, value: Value, dimension: int, count: int, cut: Cut) -> Value:
+    def unfolded(self, value: Value, dimension: int, count: int, cut: IslandSharding) -> Value:
         """Returns a value of which ``count`` parts of a dimension have become a leading one."""
         shape = list(ir.RankedTensorType(value.type).shape)
         parts = [*shape[:dimension], count, shape[dimension] // count, *shape[dimension + 1 :]]
@@ -253,11 +258,11 @@ class Emitter:
         array = np.asarray(value)
         elements: Any = ir.DenseElementsAttr
         attribute = elements.get(array)
-        return self.operation(
-            "stablehlo.constant", [attribute.type], [], value=attribute
-        ).result
+        return self.operation("stablehlo.constant", [attribute.type], [], value=attribute).result
 
-    def reshaped(self, value: Value, shape: Sequence[int], cut: Cut | None = None) -> Value:
+    def reshaped(
+        self, value: Value, shape: Sequence[int], cut: IslandSharding | None = None
+    ) -> Value:
         """Returns a value of another shape and as many elements."""
         kind = ir.RankedTensorType(value.type)
         if list(kind.shape) == list(shape):
@@ -270,7 +275,7 @@ class Emitter:
         return self.operation(f"stablehlo.{name}", [one.type], [one, other]).result
 
     def _gather(
-        self, value: Value, cut: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+        self, value: Value, cut: IslandSharding, of: tuple[Sequence[int], Sequence[IslandAxis]]
     ) -> Value:
         shape, axes = of
         stacked = self._cross("gather", value, (cut, tuple(axes)))
@@ -278,7 +283,11 @@ class Emitter:
         return self._join(stacked, cut, axes, (target, target.local(shape)))
 
     def _slice(
-        self, value: Value, source: Cut, target: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+        self,
+        value: Value,
+        source: IslandSharding,
+        target: IslandSharding,
+        of: tuple[Sequence[int], Sequence[IslandAxis]],
     ) -> Value:
         shape, axes = of
         parts = self._split(value, target, axes, source)
@@ -295,7 +304,11 @@ class Emitter:
         return self.reshaped(taken, target.local(shape), target)
 
     def _all_to_all(
-        self, value: Value, source: Cut, target: Cut, of: tuple[Sequence[int], Sequence[IslandAxis]]
+        self,
+        value: Value,
+        source: IslandSharding,
+        target: IslandSharding,
+        of: tuple[Sequence[int], Sequence[IslandAxis]],
     ) -> Value:
         shape, axes = of
         parts = self._split(value, target, axes, source)
@@ -304,7 +317,11 @@ class Emitter:
         return self._join(exchanged, source, axes, (target, target.local(shape)))
 
     def _split(
-        self, value: Value, target: Cut, axes: Sequence[IslandAxis], source: Cut | None = None
+        self,
+        value: Value,
+        target: IslandSharding,
+        axes: Sequence[IslandAxis],
+        source: IslandSharding | None = None,
     ) -> Value:
         """Returns the parts of a value along axes of a cut, in a new leading dimension."""
         kind = ir.RankedTensorType(value.type)
@@ -320,7 +337,11 @@ class Emitter:
         return self.reshaped(value, [count, *rest], _led(target))
 
     def _join(
-        self, value: Value, cut: Cut, axes: Sequence[IslandAxis], made: tuple[Cut, Sequence[int]]
+        self,
+        value: Value,
+        cut: IslandSharding,
+        axes: Sequence[IslandAxis],
+        made: tuple[IslandSharding, Sequence[int]],
     ) -> Value:
         """Returns a value without its leading dimension, whose parts are along axes of a cut."""
         target, shape = made
@@ -344,7 +365,11 @@ class Emitter:
         ).result
 
     def _cross(
-        self, kind: str, value: Value, at: tuple[Cut, tuple[IslandAxis, ...]], reduction: str = ""
+        self,
+        kind: str,
+        value: Value,
+        at: tuple[IslandSharding, tuple[IslandAxis, ...]],
+        reduction: str = "",
     ) -> Value:
         """Writes a crossing over axes.
 
@@ -382,9 +407,9 @@ class Emitter:
         return call.result
 
 
-def _led(cut: Cut) -> Cut:
+def _led(cut: IslandSharding) -> IslandSharding:
     """Returns the cut of arrays with one more dimension, in front."""
-    return Cut(((), *cut.dims), cut.mesh)
+    return IslandSharding(((), *cut.dims), cut.mesh)
 
 
 def _digits(dimension: Dimension, axes: Sequence[IslandAxis], extent: int) -> Digits:
@@ -424,4 +449,5 @@ def bits(kind: Any) -> int:
 
 def byte_size(kind: Any) -> int:
     """Returns the bytes of an array of a type."""
-    return math.prod(kind.shape) * bits(kind.element_type) // 8
+    elements: int = math.prod(kind.shape)
+    return elements * bits(kind.element_type) // 8

@@ -48,7 +48,8 @@ def _step(loop: Any, index: int, functions: dict[str, Any]) -> int | None:
         results = list(owner.results)
         inner = block.operations[len(block.operations) - 1].operands[results.index(value)]
         arguments = [
-            own for own, given in zip(block.arguments, owner.operands, strict=True)
+            own
+            for own, given in zip(block.arguments, owner.operands, strict=True)
             if given == argument
         ]
         return _added(inner, arguments)

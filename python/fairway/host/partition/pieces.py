@@ -13,10 +13,17 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from fairway.host.partition.emitter import CROSSING, ISLAND, byte_size
-from fairway.host.partition.localize import LOOP
+from fairway.host.partition.emitter import byte_size
+from fairway.host.partition.operations import (
+    CROSSING,
+    ISLAND,
+    LOOP,
+    blocks_of,
+    operands_of,
+    target_of,
+)
 
-__all__ = ["Computation", "Exchange", "Loop", "Value", "cut"]
+__all__ = ["Computation", "CrossingBundle", "Loop", "Value", "cut"]
 
 Value = Any
 REPEATED = {"stablehlo.constant", "stablehlo.iota"}
@@ -45,7 +52,7 @@ class Computation:
 
 
 @dataclasses.dataclass(eq=False)
-class Exchange:
+class CrossingBundle:
     """Crossings of one kind between the same devices, which are carried out as one."""
 
     operations: list[Any]
@@ -80,7 +87,7 @@ class Loop:
         return list(self.operation.results)
 
 
-Piece = Computation | Exchange | Loop
+Piece = Computation | CrossingBundle | Loop
 
 
 def cut(block: Any) -> list[Piece]:
@@ -93,34 +100,14 @@ def cut(block: Any) -> list[Piece]:
     return pieces
 
 
-def target_of(operation: Any) -> str:
-    """Returns the target of a custom call; empty for other operations."""
-    if operation.name != "stablehlo.custom_call":
-        return ""
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
-
-
-def operands_of(operation: Any) -> Iterator[Value]:
-    """Returns the values that an operation reads, also in its regions, from outside of it."""
-    yield from operation.operands
-    if len(operation.regions):
-        inside: set[Value] = set()
-        for region in operation.regions:
-            for block in region.blocks:
-                inside.update(block.arguments)
-                for inner in block.operations:
-                    for operand in operands_of(inner.operation):
-                        if operand not in inside:
-                            yield operand
-                    inside.update(inner.operation.results)
-
-
 class _Cutter:
     """Divides the operations of a block."""
 
     def __init__(self, operations: list[Any]) -> None:
         self._operations = operations
-        self._reads = {operation: list(dict.fromkeys(operands_of(operation))) for operation in operations}
+        self._reads = {
+            operation: list(dict.fromkeys(operands_of(operation))) for operation in operations
+        }
         self._maker = {result: one for one in operations for result in one.results}
         self._repeated: set[Any] = set()
         for operation in operations:
@@ -164,7 +151,9 @@ class _Cutter:
             operations: operations that depend on no crossing of the level.
             crossing: its crossings.
         """
-        exchanges: list[Exchange | Loop] = [_loop(one) for one in crossing if target_of(one) == LOOP]
+        exchanges: list[CrossingBundle | Loop] = [
+            _loop(one) for one in crossing if target_of(one) == LOOP
+        ]
         exchanges += self._bundles([one for one in crossing if target_of(one) != LOOP])
         left = dict.fromkeys(operations)
         place = {operation: index for index, operation in enumerate(operations)}
@@ -192,17 +181,17 @@ class _Cutter:
             pending += [self._maker.get(value) for value in self._reads[operation]]
         return list(found)
 
-    def _bundles(self, crossing: Sequence[Any]) -> list[Exchange | Loop]:
+    def _bundles(self, crossing: Sequence[Any]) -> list[CrossingBundle | Loop]:
         """Returns crossings in bundles, in the order in which their operands are made."""
         place = {result: i for i, one in enumerate(self._operations) for result in one.results}
         ordered = sorted(crossing, key=lambda one: place.get(one.operands[0], -1))
-        bundles: list[Exchange | Loop] = []
-        open_bundles: dict[Any, tuple[Exchange, int]] = {}
+        bundles: list[CrossingBundle | Loop] = []
+        open_bundles: dict[Any, tuple[CrossingBundle, int]] = {}
         for operation in ordered:
             key = _likeness(operation)
             bundle, size = open_bundles.get(key, (None, 0))
             if bundle is None:
-                bundle = Exchange([])
+                bundle = CrossingBundle([])
                 bundles.append(bundle)
             bundle.operations.append(operation)
             size += byte_size(ir.RankedTensorType(operation.operands[0].type))
@@ -219,9 +208,7 @@ class _Cutter:
                 self._complete(piece)
             wanted.update(piece.operands)
         assert isinstance(pieces, list)
-        constants = [
-            value for value in wanted if self._maker.get(value) in self._repeated
-        ]
+        constants = [value for value in wanted if self._maker.get(value) in self._repeated]
         if constants:
             first = Computation([self._maker[value] for value in constants])
             self._complete(first)
@@ -268,8 +255,7 @@ def _needs_island(operation: Any) -> bool:
     """Returns whether an operation, or one in its regions, asks for the number of the island."""
     return target_of(operation) == ISLAND or any(
         _needs_island(inner.operation)
-        for region in operation.regions
-        for block in region.blocks
+        for block in blocks_of(operation)
         for inner in block.operations
     )
 

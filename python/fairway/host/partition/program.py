@@ -1,4 +1,4 @@
-"""Puts the pieces of a program together: as the program that the controller reads, and their code."""
+"""Puts a program together: its pieces as the controller reads them, and their code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from jaxlib.mlir.dialects import sdy
 
 from fairway.host.backend import Backend
 from fairway.host.ifrt_ir import quoted
-from fairway.host.partition.axes import Cut, IslandAxis, Islands, MeshView, Token
+from fairway.host.partition.axes import IslandAxis, Islands, IslandSharding, MeshView, Token
+from fairway.host.partition.operations import ISLAND, SHARDING, rename, target_of
 from fairway.host.partition.pieces import (
     Computation,
-    Exchange,
+    CrossingBundle,
     Loop,
     Piece,
     Value,
     cut,
-    target_of,
 )
-from fairway.host.partition.emitter import ISLAND
-from fairway.host.partition.localize import SHARDING
-from fairway.host.partition.manual import rename
 from fairway.host.programs import ELEMENT_TYPES
 
 __all__ = ["Assembler", "Crossing", "FunctionPart", "Partitioned"]
@@ -94,7 +91,7 @@ class _Layout:
 
     element: str
     shape: tuple[int, ...]
-    cut: Cut
+    cut: IslandSharding
 
 
 class Assembler:
@@ -119,10 +116,12 @@ class Assembler:
         self.parts: list[FunctionPart] = []
         self._lines: list[str] = []
         self._values = 0
-        self._arguments: dict[Value, Cut] = {}
-        self._results: dict[Value, Cut] = {}
+        self._arguments: dict[Value, IslandSharding] = {}
+        self._results: dict[Value, IslandSharding] = {}
 
-    def assemble(self, block: Any, given: list[Cut], made: list[Cut], donated: set[int]) -> str:
+    def assemble(
+        self, block: Any, given: list[IslandSharding], made: list[IslandSharding], donated: set[int]
+    ) -> str:
         """Returns the text of the program.
 
         Args:
@@ -180,7 +179,7 @@ class Assembler:
 
     # Values
 
-    def _whole(self, value: Value, one: Cut) -> _Layout:
+    def _whole(self, value: Value, one: IslandSharding) -> _Layout:
         """Returns the layout of a value that clients see: of the whole array."""
         kind = ir.RankedTensorType(value.type)
         shape = tuple(
@@ -196,7 +195,7 @@ class Assembler:
         kind = ir.RankedTensorType(value.type)
         return _Layout(ELEMENT_TYPES[str(kind.element_type)], tuple(kind.shape), self._inner(value))
 
-    def _inner(self, value: Value) -> Cut:
+    def _inner(self, value: Value) -> IslandSharding:
         """Returns how a value is cut inside an island."""
         shape = list(ir.RankedTensorType(value.type).shape)
         found = self._arguments.get(value, self._results.get(value))
@@ -207,15 +206,19 @@ class Assembler:
             tokens = tuple(token for token in dimension if token.axis)
             is_even = extent % math.prod(token.size for token in tokens) == 0
             dims.append(tokens if is_even else ())
-        return Cut(tuple(dims), found.mesh)
+        return IslandSharding(tuple(dims), found.mesh)
 
-    def _annotated(self, value: Value) -> Cut:
+    def _annotated(self, value: Value) -> IslandSharding:
         rank = len(ir.RankedTensorType(value.type).shape)
         owner = getattr(value.owner, "operation", value.owner)
-        names = () if isinstance(owner, ir.Block) else ("sharding", "out_shardings", "sdy.sharding", SHARDING)
+        names = (
+            ()
+            if isinstance(owner, ir.Block)
+            else ("sharding", "out_shardings", "sdy.sharding", SHARDING)
+        )
         found = [owner.attributes[name] for name in names if name in owner.attributes]
         if not found:
-            return Cut.whole(rank)
+            return IslandSharding.whole(rank)
         sharding = found[0]
         if sdy.TensorShardingPerValueAttr.isinstance(sharding):
             given = sdy.TensorShardingPerValueAttr(sharding).shardings
@@ -235,7 +238,7 @@ class Assembler:
         devices = ",".join(map(str, range(len(self._islands.of))))
         return " ".join([*words, f"on [{devices}]"])
 
-    def _tiles(self, one: Cut) -> list[int]:
+    def _tiles(self, one: IslandSharding) -> list[int]:
         """Returns the tile of each device."""
         tiles = [0] * len(self._islands.of)
         for island, members in enumerate(self._islands.members):
@@ -246,7 +249,7 @@ class Assembler:
                 tiles[device] = tile
         return tiles
 
-    def _coordinate(self, one: Cut, token: Token, at: tuple[int, int]) -> int:
+    def _coordinate(self, one: IslandSharding, token: Token, at: tuple[int, int]) -> int:
         island, place = at
         if token.island:
             return self._islands.coordinate(token.island, island)
@@ -256,19 +259,19 @@ class Assembler:
 
     # Functions
 
-    def _function(self, piece: Computation | Exchange) -> str:
+    def _function(self, piece: Computation | CrossingBundle) -> str:
         """Returns the name of a piece's function, which is made when it is first needed."""
         if piece not in self._functions:
             name = f"{self._name}.{len(self._functions)}"
             self._functions[piece] = name
-            if isinstance(piece, Exchange):
+            if isinstance(piece, CrossingBundle):
                 code = msgspec.msgpack.encode(self._crossing(piece))
                 self.parts.append(FunctionPart(True, False, code))
             else:
                 self.parts.append(self._computation(piece, name))
         return self._functions[piece]
 
-    def _crossing(self, exchange: Exchange) -> Crossing:
+    def _crossing(self, exchange: CrossingBundle) -> Crossing:
         attributes = exchange.operations[0].attributes
         shapes: list[list[int]] = []
         contents = [0] * len(self._islands.of)

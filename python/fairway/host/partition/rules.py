@@ -15,7 +15,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from fairway.host.partition.axes import Cut, Dimension, IslandAxis, Token
+from fairway.host.partition.axes import Dimension, IslandAxis, IslandSharding, Token
 from fairway.host.partition.emitter import bits
 
 __all__ = ["Factors", "Strategy", "choose", "read_rule", "reduction_of"]
@@ -69,8 +69,8 @@ class Strategy:
         partial: axes along which the results are summands.
     """
 
-    operands: list[Cut]
-    results: list[Cut]
+    operands: list[IslandSharding]
+    results: list[IslandSharding]
     partial: tuple[IslandAxis, ...]
 
 
@@ -98,9 +98,7 @@ def read_rule(operation: Any) -> Factors | None:
     operands = tuple(_mapping(one) for one in rule.operand_mappings)
     results = tuple(_mapping(one) for one in rule.result_mappings)
     reduced = set(map(int, rule.reduction_factors))
-    blocked = set(map(int, rule.need_replication_factors)) | set(
-        map(int, rule.permutation_factors)
-    )
+    blocked = set(map(int, rule.need_replication_factors)) | set(map(int, rule.permutation_factors))
     passing = set(range(len(sizes))) - reduced - blocked
     if reduction_of(operation) is None:
         reduced = set()
@@ -167,7 +165,7 @@ Placed = dict[Factor, Dimension]
 """The axes of each factor, the major one first."""
 
 
-def factored(cut: Cut, mapping: Mapping, sizes: Sequence[int]) -> Placed | None:
+def factored(cut: IslandSharding, mapping: Mapping, sizes: Sequence[int]) -> Placed | None:
     """Returns the axes of each factor of a value; None if an axis is in no single factor."""
     placed: Placed = {}
     for dimension, factors in zip(cut.dims, mapping, strict=True):
@@ -205,7 +203,9 @@ def _fill(
     return not tokens
 
 
-def composed(placed: Placed, mapping: Mapping, sizes: Sequence[int], mesh: str | None) -> Cut:
+def composed(
+    placed: Placed, mapping: Mapping, sizes: Sequence[int], mesh: str | None
+) -> IslandSharding:
     """Returns the cut of a value, given the axes of factors."""
     dims = []
     for factors in mapping:
@@ -219,7 +219,7 @@ def composed(placed: Placed, mapping: Mapping, sizes: Sequence[int], mesh: str |
             if rest > 1 and is_followed:
                 tokens.append(Token(rest))
         dims.append(tuple(tokens))
-    return Cut(tuple(dims), mesh)
+    return IslandSharding(tuple(dims), mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,13 +227,16 @@ class _Site:
     """A value of an operation: its shape in bytes, cut, factors and axes of factors."""
 
     size: int
-    cut: Cut
+    cut: IslandSharding
     mapping: Mapping
     placed: Placed
 
 
 def _sites(
-    values: Sequence[Any], cuts: Sequence[Cut], mappings: Sequence[Mapping], sizes: Sequence[int]
+    values: Sequence[Any],
+    cuts: Sequence[IslandSharding],
+    mappings: Sequence[Mapping],
+    sizes: Sequence[int],
 ) -> list[_Site]:
     sites = []
     for value, cut, mapping in zip(values, cuts, mappings, strict=True):
@@ -243,7 +246,10 @@ def _sites(
 
 
 def choose(
-    operation: Any, factors: Factors, cuts: Sequence[Cut], wanted: Sequence[Cut]
+    operation: Any,
+    factors: Factors,
+    cuts: Sequence[IslandSharding],
+    wanted: Sequence[IslandSharding],
 ) -> Strategy:
     """Chooses how islands divide an operation: for each island axis the factor of least traffic.
 
@@ -258,7 +264,7 @@ def choose(
     axes = {axis for site in (*given, *made) for axis in site.cut.axes()}
     chosen: dict[Factor, dict[IslandAxis, Dimension]] = {}
     for axis in sorted(axes, reverse=True):
-        best = (_cost(None, axis, given, made, factors), -1, ())
+        best: tuple[float, int, Dimension] = (_cost(None, axis, given, made, factors), -1, ())
         for site in (*given, *made):
             for factor, tokens in site.placed.items():
                 allowed = factors.passing | factors.reduced
@@ -272,12 +278,14 @@ def choose(
     meshes = [site.cut.mesh for site in (*made, *given) if site.cut.mesh]
     mesh = meshes[0] if meshes else None
 
-    def cut(site: _Site) -> Cut:
+    def cut(site: _Site) -> IslandSharding:
         return composed(placed, site.mapping, factors.sizes, mesh)
 
     partial = [axis for factor in factors.reduced for axis in chosen.get(factor, ())]
     return Strategy(
-        [cut(site) for site in given], [cut(site) for site in made], tuple(sorted(partial, reverse=True))
+        [cut(site) for site in given],
+        [cut(site) for site in made],
+        tuple(sorted(partial, reverse=True)),
     )
 
 

@@ -1,0 +1,234 @@
+"""Loops and branches over islands.
+
+Loops without crossings stay loops; one whose body crosses becomes a block of its own that is
+launched as often as the loop's count says, or, if that is not known, is computed by every island
+alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from fairway.host.partition.axes import IslandSharding
+from fairway.host.partition.loops import trip_count
+from fairway.host.partition.operations import LOOP, operands_of, shape_of
+from fairway.host.partition.writer import Writer
+from fairway.host.screening import RefusedError
+
+__all__ = ["launched", "write_case", "write_while"]
+
+ITERATIONS_MAX = 512
+"""Most iterations of a loop whose body crosses; longer ones are computed by every island alone."""
+
+Value = Any
+
+
+def write_while(writer: Writer, operation: Any) -> None:
+    """Writes a loop."""
+    cuts = writer.wanted(operation)
+    operands = [writer.taken(v, cut) for v, cut in zip(operation.operands, cuts, strict=True)]
+    attempt = _Attempt.begin(writer)
+    written = _loop(writer, operation, operands, cuts)
+    if not attempt.crosses:
+        return
+    count = None if writer.alone else trip_count(operation, writer.functions)
+    attempt.undo(written)
+    if count is not None and count <= ITERATIONS_MAX:
+        _launched(writer, operation, (operands, cuts), count)
+    else:
+        _by_every_island(writer, operation, write_while)
+
+
+def _loop(writer: Writer, operation: Any, operands: list[Value], cuts: list[IslandSharding]) -> Any:
+    """Writes a loop, whose regions may turn out to cross."""
+    kinds = [writer.local(result, cut) for result, cut in zip(operation.results, cuts, strict=True)]
+    written = ir.Operation.create("stablehlo.while", results=kinds, operands=operands, regions=2)
+    for region, source in zip(written.regions, operation.regions, strict=True):
+        _region(writer, region, source, (kinds, cuts))
+    writer.annotate(written, operation.results, cuts)
+    writer.define_all(operation.results, list(written.results), cuts)
+    return written
+
+
+def _region(
+    writer: Writer, region: Any, source: Any, carried: tuple[list[Any], list[IslandSharding]]
+) -> None:
+    """Writes a region whose arguments and, in a body, results have given types and cuts."""
+    kinds, cuts = carried
+    block = source.blocks[0]
+    made = region.blocks.append(*kinds, arg_locs=[ir.Location.unknown()] * len(kinds))
+    _body(writer, block, made, cuts)
+
+
+def _body(writer: Writer, source: Any, made: Any, cuts: list[IslandSharding]) -> None:
+    for argument, own, cut in zip(source.arguments, made.arguments, cuts, strict=True):
+        writer.define(argument, own, cut)
+    with ir.InsertionPoint(made):
+        writer.operations(source)
+        returned = source.operations[len(source.operations) - 1]
+        wholes = [IslandSharding.whole(len(shape_of(operand))) for operand in returned.operands]
+        kept = cuts if len(returned.operands) == len(cuts) and cuts else wholes
+        if _is_condition(returned):
+            kept = wholes
+        values = [writer.taken(v, cut) for v, cut in zip(returned.operands, kept, strict=True)]
+        writer.emitter.operation("stablehlo.return", [], values)
+
+
+def _launched(
+    writer: Writer,
+    operation: Any,
+    carried: tuple[list[Value], list[IslandSharding]],
+    count: int,
+) -> None:
+    """Writes a loop whose body is launched again and again."""
+    body = operation.regions[1].blocks[0]
+
+    def write(block: Any) -> list[Value]:
+        for argument, own, cut in zip(body.arguments, block.arguments, carried[1], strict=True):
+            writer.define(argument, own, cut)
+        writer.operations(body)
+        returned = body.operations[len(body.operations) - 1]
+        return [writer.taken(v, cut) for v, cut in zip(returned.operands, carried[1], strict=True)]
+
+    results = launched(writer, carried, count, write)
+    writer.define_all(operation.results, results, carried[1])
+
+
+def launched(
+    writer: Writer,
+    carried: tuple[list[Value], list[IslandSharding]],
+    count: int,
+    write: Callable[[Any], list[Value]],
+) -> list[Value]:
+    """Writes a loop whose body is launched again and again; returns its results.
+
+    Args:
+        writer: writes operations.
+        carried: initial values, and their cuts.
+        count: how often it runs.
+        write: writes the body into a block and returns what it carries on.
+    """
+    operands, cuts = carried
+    operands = [writer.emitter.pinned(v, cut) for v, cut in zip(operands, cuts, strict=True)]
+    kinds = [value.type for value in operands]
+    holder = ir.Module.create()
+    with ir.InsertionPoint(holder.body):
+        function = ir.Operation.create("func.func", regions=1, attributes=_function(kinds))
+    body = function.regions[0].blocks.append(*kinds, arg_locs=[ir.Location.unknown()] * len(kinds))
+    number = len(writer.loops)
+    writer.loops.append(holder)
+    with ir.InsertionPoint(body):
+        made = [writer.emitter.pinned(v, cut) for v, cut in zip(write(body), cuts, strict=True)]
+        writer.emitter.operation("func.return", [], made)
+    integer = ir.IntegerType.get_signless(64)
+    writer.emitter.crossings += 1
+    written = writer.emitter.operation(
+        "stablehlo.custom_call",
+        kinds,
+        operands,
+        call_target_name=ir.StringAttr.get(LOOP),
+        fairway__loop=ir.IntegerAttr.get(integer, number),
+        fairway__count=ir.IntegerAttr.get(integer, count),
+    )
+    inner = [
+        writer.emitter.inner(cut, list(kind.shape)) for kind, cut in zip(kinds, cuts, strict=True)
+    ]
+    if all(inner) and inner:
+        text = ", ".join(str(one)[13:] for one in inner)
+        written.attributes["sdy.sharding"] = ir.Attribute.parse(
+            f"#sdy.sharding_per_value<[{text}]>"
+        )
+    return list(written.results)
+
+
+def write_case(writer: Writer, operation: Any) -> None:
+    """Writes a choice between branches."""
+    cuts = writer.wanted(operation)
+    index = writer.taken(operation.operands[0], IslandSharding.whole(0))
+    attempt = _Attempt.begin(writer)
+    kinds = [writer.local(result, cut) for result, cut in zip(operation.results, cuts, strict=True)]
+    written = ir.Operation.create(
+        operation.name, results=kinds, operands=[index], regions=len(operation.regions)
+    )
+    for region, source in zip(written.regions, operation.regions, strict=True):
+        block = region.blocks.append()
+        _branch(writer, source.blocks[0], block, cuts)
+    writer.annotate(written, operation.results, cuts)
+    writer.define_all(operation.results, list(written.results), cuts)
+    if attempt.crosses:
+        attempt.undo(written)
+        _by_every_island(writer, operation, write_case)
+
+
+def _branch(writer: Writer, source: Any, block: Any, cuts: list[IslandSharding]) -> None:
+    with ir.InsertionPoint(block):
+        writer.operations(source)
+        returned = source.operations[len(source.operations) - 1]
+        values = [writer.taken(v, cut) for v, cut in zip(returned.operands, cuts, strict=True)]
+        writer.emitter.operation("stablehlo.return", [], values)
+
+
+def _by_every_island(writer: Writer, operation: Any, write: Callable[[Writer, Any], None]) -> None:
+    """Writes an operation with regions that every island computes whole."""
+    if writer.alone:
+        raise RefusedError(
+            f"UNIMPLEMENTED: {operation.name} at {operation.location} communicates between "
+            "islands although all of its values are on every island"
+        )
+    outer = dict(writer.known)
+    for value in dict.fromkeys(operands_of(operation)):
+        whole = writer.only_inner(writer.part(value).cut)
+        writer.define(value, writer.taken(value, whole), whole)
+    with writer.everywhere():
+        write(writer, operation)
+    made = {result: writer.known[result] for result in operation.results}
+    writer.known = outer | made
+    writer.warnings.append(
+        f"{operation.name} at {operation.location} is computed by every island: what it "
+        "communicates in its regions cannot be cut out of it"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """An operation with regions that is written to see whether they cross."""
+
+    writer: Writer
+    crossings: int
+    resharded: dict[Any, Any]
+    loops: int
+
+    @property
+    def crosses(self) -> bool:
+        """Whether anything crosses since the attempt began."""
+        return self.writer.emitter.crossings != self.crossings
+
+    @classmethod
+    def begin(cls, writer: Writer) -> _Attempt:
+        """Begins an attempt."""
+        resharded = dict(writer.resharded)
+        return cls(writer, writer.emitter.crossings, resharded, len(writer.loops))
+
+    def undo(self, written: Any) -> None:
+        """Erases the operation."""
+        written.erase()
+        self.writer.restore(self.crossings, self.resharded, self.loops)
+
+
+def _is_condition(returned: Any) -> bool:
+    """Returns whether a terminator returns a loop's condition."""
+    parent = returned.operation.parent
+    region = parent.regions[0].blocks[0].operations if parent.name == "stablehlo.while" else []
+    return bool(region) and region[len(region) - 1].operation == returned.operation
+
+
+def _function(kinds: Sequence[Any]) -> dict[str, Any]:
+    kind = ir.FunctionType.get(list(kinds), list(kinds))
+    return {
+        "sym_name": ir.StringAttr.get("body"),
+        "function_type": ir.TypeAttr.get(kind),
+    }
