@@ -6,7 +6,7 @@ A decoder-only transformer learns characters of Python's standard library. Three
    stages, and with the ratio that bubbles alone allow, M / (M + S - 1) for M microbatches.
 2. Pipelines over islands: the same four stages on hosts of one island, of two islands and of four.
 3. Replicas: the same batch on two devices of one island, and on two islands that exchange gradients
-   part by part (overlapped).
+   part by part (overlapped); and the same as one jit over both devices.
 
 Islands joined by a network are in separate network namespaces, on links that ``tc tbf`` limits to a
 rate; traffic is counted by the kernel. Hosts of one island share memory. Devices compute, and take
@@ -273,6 +273,11 @@ class Bench:
             for name, (layout, islands) in layouts.items():
                 systems[layout].client.ask(do="replicas", name=name, islands=islands)
             turns = [(layout, name) for name, (layout, _) in layouts.items()]
+            compiled = {}
+            for layout, system in systems.items():
+                compiled[layout] = system.client.ask(do="one_jit", name="one jit")["compile_s"]
+                turns.append((layout, "one jit"))
+            self.notes["replicas"]["one_jit_compile_s"] = compiled
             rates = self._measure("replicas", systems, turns)
         near = [rates["1x2x1", "all-reduce"], rates["1x2x1", "shared memory"]]
         best = Spread(tuple(max(pair) for pair in zip(*(n.values for n in near), strict=True)))
@@ -285,6 +290,17 @@ class Bench:
             (best, "one island"),
             goal=Goal(0.972, "of one island"),
             link=self._link(systems["2x1x1"], "links", rates["2x1x1", "links"]),
+        )
+
+        one, both = rates["1x2x1", "one jit"], rates["2x1x1", "one jit"]
+        yield Row("replicas, one jit", "1x2x1", one)
+        yield Row(
+            "replicas, one jit",
+            "2x1x1",
+            both,
+            (one, "one island"),
+            goal=Goal(0.972, "of one island"),
+            link=self._link(systems["2x1x1"], "one jit", both),
         )
 
     def _split(

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -126,11 +127,53 @@ class Runner:
         self._steps[name] = trained.step
         self._states[name] = trained.init(self._parts.parameters)
 
-    def _paced(self, number: int, devices: Sequence[Any], microbatches: float) -> Apply:
+    def one_jit(self, name: str) -> dict[str, float]:
+        """Compiles a step as one jit over all devices: data-parallel, on a mesh of all of them."""
+        every = jax.devices()
+        mesh = jax.sharding.Mesh(np.array(every), ("data",))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        part = self._microbatches / len(every)
+        parts = [
+            self._paced(number, every, part, in_row=True)
+            for number in range(len(self._parts.stages))
+        ]
+        optimizer = lm.build_optimizer()
+
+        def loss_of(parameters: Any, tokens: Any, targets: Any) -> Any:
+            value = tokens
+            for function, own in zip(parts, parameters, strict=True):
+                value = function(own, value)
+            return lm.mean_loss(value, targets)
+
+        def step(state: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:
+            parameters, memory = state
+            loss, gradient = jax.value_and_grad(loss_of)(parameters, tokens, targets)
+            updates, memory = optimizer.update(gradient, memory, parameters)
+            return (jax.tree.map(operator.add, parameters, updates), memory), loss
+
+        state = (self._parts.parameters, optimizer.init(self._parts.parameters))
+        state = jax.device_put(jax.tree.map(np.asarray, state), whole)
+        batch = jax.device_put(next(iter(self._batches())), rows)
+        lowered = jax.jit(step, donate_argnums=0).lower(state, batch[:, :-1], batch[:, 1:])
+        began = time.perf_counter()
+        compiled = lowered.compile()
+        took = time.perf_counter() - began
+
+        def train(state: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:
+            made: tuple[Any, Any] = compiled(state, *jax.device_put((tokens, targets), rows))
+            return made
+
+        self._steps[name], self._states[name] = train, state
+        return {"compile_s": took}
+
+    def _paced(
+        self, number: int, devices: Sequence[Any], microbatches: float, in_row: bool = False
+    ) -> Apply:
         """Returns a part of the model, paced for a number of microbatches on each device."""
         seconds = microbatches * self._seconds(self._parts.stage_costs[number])
         function = self._parts.stages[number].function
-        return paced.paced(function, seconds / 3, 2 * seconds / 3, devices)
+        return paced.paced(function, seconds / 3, 2 * seconds / 3, devices, in_row)
 
     def losses(self, name: str, steps: int) -> list[float]:
         """Trains on the first batches; compiles on the first call."""

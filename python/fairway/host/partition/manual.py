@@ -69,8 +69,12 @@ class Manual:
         digits = self._mesh.digits if self._mesh else {}
         self._tokens = [token for axis in axes for token in digits.get(str(axis), ())]
         self._inner = [token for token in self._tokens if token.axis]
-        self._given = [writer.cut_of(s, v) for s, v in zip(given, operation.operands, strict=True)]
-        self._made = [writer.cut_of(s, v) for s, v in zip(made, operation.results, strict=True)]
+        self._given = [
+            self._own(writer.cut_of(s, v)) for s, v in zip(given, operation.operands, strict=True)
+        ]
+        self._made = [
+            self._own(writer.cut_of(s, v)) for s, v in zip(made, operation.results, strict=True)
+        ]
 
     def lower(self) -> None:
         """Writes the region."""
@@ -95,10 +99,17 @@ class Manual:
             ]
         else:
             state = _State({}, entries)
-            self._segments(operations, state, list(returned.operands))
-            made = self._segment([], state, list(returned.operands), self._made)
+            if any(map(self._crosses, operations)):
+                self._segments(operations, state, list(returned.operands))
+                operations = []
+            made = self._segment(operations, state, list(returned.operands), self._made)
         for result, value, cut in zip(self._operation.results, made, self._made, strict=True):
             writer.define(result, value, cut)
+
+    def _own(self, cut: IslandSharding) -> IslandSharding:
+        """Returns a cut without islands along axes that are not the region's."""
+        others = cut.axes() - {token.island for token in self._tokens if token.island}
+        return cut.without(others)
 
     def _automatic(self, cut: IslandSharding) -> IslandSharding:
         """Returns the cut of a value inside the region: by axes that are not the region's."""
@@ -177,7 +188,9 @@ class Manual:
             given.append(_closed(cut, one))
             kinds.append(self._inside(one, cut))
         if any(_needs_island(one) for one in operations):
-            island = self._emitter.ordinal(self._writer.islands.axes)
+            island = self._writer.number
+            if island is None:
+                island = self._emitter.ordinal(self._writer.islands.axes)
             outer.append(island)
             assert self._mesh is not None
             given.append(f"<@{self._mesh.name}, []>")
