@@ -22,7 +22,6 @@ from jax import lax
 from random_programs import RandomProgram, meshes
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
-line = Mesh(np.array(jax.devices()), ("all",))
 X = np.random.default_rng(0).normal(size=(8, 16)).astype("f")
 W = np.random.default_rng(1).normal(size=(16, 16)).astype("f")
 
@@ -93,7 +92,8 @@ def test_loops_and_branches_cross(do: Callable[[str], None]) -> None:
 
 def test_shard_map_crosses(do: Callable[[str], None]) -> None:
     do("""
-        over = functools.partial(jax.shard_map, mesh=line, check_vma=False)
+        across = Mesh(np.array(jax.devices()), ("all",))
+        over = functools.partial(jax.shard_map, mesh=across, check_vma=False)
 
         def ring(x):
             def step(c, i):

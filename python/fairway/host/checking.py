@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -236,7 +237,15 @@ def partitioned_anew(program: bytes, custom_calls: Collection[str]) -> bytes:
     written: Any = module.operation.get_asm(binary=True)
     module = Backend.load(bytes(written))  # with the dialects of its passes
     module.context.enable_multithreading(False)
-    return msgspec.msgpack.encode(partition(module, islands))
+    try:
+        return msgspec.msgpack.encode(partition(module, islands))
+    except (KeyError, AssertionError, ir.MLIRError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise RefusedError(
+            "INTERNAL: the program cannot be divided over islands, which is a defect of Fairway "
+            f"({type(error).__name__} {str(error)[:500]}, at {where.name}:{where.lineno}); run it "
+            "on the devices of one island, and report it"
+        ) from error
 
 
 def written_anew(kind: CheckKind, program: bytes, custom_calls: Collection[str] = ()) -> bytes:

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from fairway.host.partition.axes import IslandSharding
 from fairway.host.partition.loops import trip_count
-from fairway.host.partition.operations import LOOP, operands_of, shape_of
+from fairway.host.partition.operations import LOOP, captured_by, operands_of, shape_of
 from fairway.host.partition.writer import Writer
 from fairway.host.screening import RefusedError
 
@@ -86,16 +86,24 @@ def _launched(
 ) -> None:
     """Writes a loop whose body is launched again and again."""
     body = operation.regions[1].blocks[0]
+    operands, cuts = carried
+    captured = [writer.part(value) for value in captured_by(body)]
+    outer = dict(writer.known)
+    names = [*body.arguments, *captured_by(body)]
+    all_cuts = [*cuts, *(part.cut for part in captured)]
 
     def write(block: Any) -> list[Value]:
-        for argument, own, cut in zip(body.arguments, block.arguments, carried[1], strict=True):
-            writer.define(argument, own, cut)
+        for name, own, cut in zip(names, block.arguments, all_cuts, strict=True):
+            writer.define(name, own, cut)
         writer.operations(body)
         returned = body.operations[len(body.operations) - 1]
-        return [writer.taken(v, cut) for v, cut in zip(returned.operands, carried[1], strict=True)]
+        made = [writer.taken(v, cut) for v, cut in zip(returned.operands, cuts, strict=True)]
+        return [*made, *list(block.arguments)[len(cuts) :]]
 
-    results = launched(writer, carried, count, write)
-    writer.define_all(operation.results, results, carried[1])
+    given = ([*operands, *(part.value for part in captured)], all_cuts)
+    results = launched(writer, given, count, write)
+    writer.known = outer
+    writer.define_all(operation.results, results[: len(cuts)], cuts)
 
 
 def launched(

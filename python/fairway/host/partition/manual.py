@@ -18,8 +18,9 @@ from jaxlib.mlir.dialects import sdy
 from fairway.host.partition.axes import IslandSharding
 from fairway.host.partition.collectives import COLLECTIVES, cross
 from fairway.host.partition.control import launched
+from fairway.host.partition.emitter import Emitter
 from fairway.host.partition.loops import trip_count
-from fairway.host.partition.operations import blocks_of, operands_of, rename
+from fairway.host.partition.operations import blocks_of, captured_by, operands_of, rename
 from fairway.host.partition.writer import Writer
 from fairway.host.screening import RefusedError
 
@@ -185,7 +186,7 @@ class Manual:
         for value in inputs:
             one, cut = self._outside(value, state)
             outer.append(one)
-            given.append(_closed(cut, one))
+            given.append(_closed(self._emitter, cut, one))
             kinds.append(self._inside(one, cut))
         if any(_needs_island(one) for one in operations):
             island = self._writer.number
@@ -202,7 +203,9 @@ class Manual:
             operands=outer,
             attributes={
                 "in_shardings": _per_value(given),
-                "out_shardings": _per_value([_closed(cut, kind) for kind, cut in results]),
+                "out_shardings": _per_value(
+                    [_closed(self._emitter, cut, kind) for kind, cut in results]
+                ),
                 "manual_axes": self._axes(),
             },
             regions=1,
@@ -289,18 +292,18 @@ class Manual:
                 f"UNIMPLEMENTED: the loop at {operation.location}, in a shard_map, communicates "
                 "between islands and does not say how often it runs; use scan or fori_loop"
             )
-        missing = [v for v in dict.fromkeys(operation.operands) if v not in state.stacked]
+        body = operation.regions[1].blocks[0]
+        captured = captured_by(body)
+        given = [*operation.operands, *captured]
+        missing = [v for v in dict.fromkeys(given) if v not in state.stacked]
         if missing:
             state.stacked.update(zip(missing, self._segment([], state, missing, None), strict=True))
-        operands = [state.stacked[value] for value in operation.operands]
-        cuts = [
-            self._stack_cut(len(ir.RankedTensorType(value.type).shape))
-            for value in operation.operands
-        ]
-        body = operation.regions[1].blocks[0]
+        operands = [state.stacked[value] for value in given]
+        cuts = [self._stack_cut(len(ir.RankedTensorType(value.type).shape)) for value in given]
 
         def write(block: Any) -> list[Value]:
-            inner = _State(dict(zip(body.arguments, block.arguments, strict=True)), state.entries)
+            names = [*body.arguments, *captured]
+            inner = _State(dict(zip(names, block.arguments, strict=True)), {})
             returned = body.operations[len(body.operations) - 1]
             operations = [one.operation for one in body.operations][:-1]
             self._segments(operations, inner, list(returned.operands))
@@ -308,9 +311,11 @@ class Manual:
             if missing:
                 made = self._segment([], inner, missing, None)
                 inner.stacked.update(zip(missing, made, strict=True))
-            return [inner.stacked[value] for value in returned.operands]
+            made = [inner.stacked[value] for value in returned.operands]
+            return [*made, *list(block.arguments)[len(made) :]]
 
         results = launched(self._writer, (operands, cuts), count, write)
+        results = results[: len(operation.results)]
         state.stacked.update(zip(operation.results, results, strict=True))
 
 
@@ -357,11 +362,10 @@ def _shardings(operation: Any, name: str) -> list[Any]:
     return list(sdy.TensorShardingPerValueAttr(operation.attributes[name]).shardings)
 
 
-def _closed(cut: IslandSharding, value: Any) -> str:
+def _closed(emitter: Emitter, cut: IslandSharding, value: Any) -> str:
     """Returns a sharding inside an island, as one of several values."""
     kind = ir.RankedTensorType(getattr(value, "type", value))
-    text = cut.inner(list(kind.shape))
-    return text[13:] if text else ""
+    return str(emitter.inner(cut, list(kind.shape)))[13:]
 
 
 def _per_value(shardings: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ __all__ = [
     "LOOP",
     "SHARDING",
     "blocks_of",
+    "captured_by",
     "operands_of",
     "rename",
     "shape_of",
@@ -72,6 +73,16 @@ def operands_of(operation: Any) -> Iterator[Value]:
                 if operand not in inside:
                     yield operand
             inside.update(inner.operation.results)
+
+
+def captured_by(block: Any) -> list[Value]:
+    """Returns the values that the operations of a block read from outside of it."""
+    inside: set[Value] = set(block.arguments)
+    found: dict[Value, None] = {}
+    for operation in block.operations:
+        found |= {value: None for value in operands_of(operation.operation) if value not in inside}
+        inside.update(operation.operation.results)
+    return list(found)
 
 
 def rename(operation: Any, known: dict[Value, Value]) -> None:
