@@ -131,8 +131,9 @@ class Runner:
         """Compiles a step as one jit over all devices: data-parallel, on a mesh of all of them."""
         every = jax.devices()
         mesh = jax.sharding.Mesh(np.array(every), ("data",))
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        over: Any = jax.sharding.PartitionSpec
+        rows = jax.sharding.NamedSharding(mesh, over("data"))
+        whole = jax.sharding.NamedSharding(mesh, over())
         part = self._microbatches / len(every)
         parts = [
             self._paced(number, every, part, in_row=True)

@@ -10,6 +10,7 @@ its priority, and ``FAIRWAY_PRIORITY`` (default 0) its scheduling priority; high
 import contextlib
 import ctypes
 import itertools
+import logging
 import os
 import select
 import socket
@@ -25,6 +26,7 @@ __all__ = ["BARE", "check_jaxlib", "initialize"]
 
 BARE = Path(__file__).parent / "bare"
 """Where JAX finds this plugin if it is in ``PYTHONPATH`` of a Python without Fairway."""
+LOG = logging.getLogger("fairway")
 TARGET = "JAX_BACKEND_TARGET"
 REFUSED_JAXLIBS = {"0.11.1": "its loops (jax.lax.fori_loop) never end on CPU devices"}
 """Versions that neither clients nor hosts may use, and why."""
@@ -220,9 +222,27 @@ def _look_before_compiling(client: Any) -> None:
     def look_and_compile(backend: Any, *others: Any, **named: Any) -> Any:
         if backend is client:
             client.get_default_layout(byte, (next(sizes),), device)
-        return compile_now(backend, *others, **named)
+        compiled = compile_now(backend, *others, **named)
+        if backend is client:
+            _warn_of_exchanges(compiled)
+        return compiled
 
     compiler.backend_compile_and_load = look_and_compile
+
+
+def _warn_of_exchanges(compiled: Any) -> None:
+    """Warns of operations that a program over several islands exchanges their operands for."""
+    islands = {getattr(device, "island", 0) for device in compiled.local_devices()}
+    if len(islands) < 2:
+        return
+    try:
+        costs = compiled.cost_analysis()
+    except Exception:  # a program of collectives has no costs
+        return
+    for name, size in dict(costs).items():
+        if " at " in name:
+            text = "over %d islands, %s (%s bytes of an island in a run)"
+            LOG.warning(text, len(islands), name, f"{int(size):,}")
 
 
 _replaced: list[tuple[Any, str, Any]] = []

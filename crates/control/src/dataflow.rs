@@ -10,6 +10,7 @@ use base::{ClientId, Code, DeviceId, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
 
 use crate::lower;
+use crate::partition::Partitioned;
 use crate::programs::{CompileSource, Executable, Purpose, SourceKind};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
@@ -44,8 +45,8 @@ pub(crate) struct Assembling {
     pub source: Program,
     /// The same as it runs, with runs of small calls batched.
     pub program: Program,
-    /// The devices of the one computation that it was partitioned from, if it was.
-    pub partitioned: Option<Arc<[DeviceId]>>,
+    /// The one computation that it was partitioned from, if it was.
+    pub partitioned: Option<Arc<Partitioned>>,
     functions: Vec<Option<Executable>>,
     /// Number of functions that are not yet compiled on all their hosts.
     missing: usize,
@@ -58,7 +59,7 @@ impl Assembling {
         client: ClientId,
         purpose: Purpose,
         (source, program): (Program, Program),
-        partitioned: Option<Arc<[DeviceId]>>,
+        partitioned: Option<Arc<Partitioned>>,
         count: usize,
     ) -> Self {
         let functions = std::iter::repeat_with(|| None).take(count).collect();

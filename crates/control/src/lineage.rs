@@ -152,7 +152,8 @@ mod tests {
         let program = Program::parse(&text).unwrap();
         let lowered = Lowered { slots: 6, results: vec![4, 5, 6, 7], ..Lowered::default() };
         let (source, functions) = (program.clone(), Vec::new());
-        let dataflow = Dataflow { source, program, inputs: Vec::new(), lowered, functions };
+        let inputs = Vec::new();
+        let dataflow = Dataflow { source, program, inputs, lowered, functions, partitioned: None };
         let program = Arc::new(dataflow);
         let mut lineage = Lineage::default();
         // Values 2 to 5, the copies of %0 and of %5, and the completion.

@@ -13,6 +13,7 @@ use topology::Cluster;
 
 use crate::events::{Handle, RequestId};
 use crate::objects::Buffer;
+use crate::partition::Partitioned;
 use crate::reshard;
 use crate::submissions::Member;
 use protocol::{Compiled, CostAnalysis, HostCollective};
@@ -68,8 +69,8 @@ pub(crate) struct Dataflow {
     pub lowered: Lowered,
     /// The executable of each function, in the program's order.
     pub functions: Vec<Arc<Executable>>,
-    /// The devices of the one computation that the program was partitioned from, if it was.
-    pub partitioned: Option<Arc<[DeviceId]>>,
+    /// The one computation that the program was partitioned from, if it was.
+    pub partitioned: Option<Arc<Partitioned>>,
 }
 
 impl Dataflow {
@@ -77,6 +78,12 @@ impl Dataflow {
     pub fn named(&self) -> impl Iterator<Item = (String, &Executable)> {
         let names = self.program.functions.iter().map(|function| function.name.clone());
         names.zip(self.functions.iter().map(AsRef::as_ref))
+    }
+
+    /// Returns the functions that XLA has compiled.
+    pub fn computations(&self) -> impl Iterator<Item = &Executable> {
+        let functions = self.functions.iter().map(AsRef::as_ref);
+        functions.filter(|function: &&Executable| matches!(function.form, ExecutableForm::Gang))
     }
 
     /// Returns the estimated time of its calls on the busiest device, from their costs.
@@ -205,6 +212,8 @@ impl Executable {
                 }
             }
         }
+        let partitioned = dataflow.partitioned.as_deref();
+        sum.extend(partitioned.into_iter().flat_map(|partitioned| partitioned.costs.clone()));
         Ok(sum.into_iter().collect())
     }
 

@@ -325,12 +325,12 @@ messages! { to hosts
             /// The script that a host proposed.
             script: Arc<str>,
         },
-        /// Return the text of the optimised program.
+        /// Return the texts of optimised programs, one after another.
         15 ProgramText [answers ticket] {
             /// Correlates the answer.
             ticket: CommandTicket,
-            /// The program.
-            executable: ExecutableId,
+            /// The programs.
+            executables: Vec<ExecutableId>,
         },
         /// Spill buffers to host memory; all buffers that share memory with them are listed too.
         22 Spill {

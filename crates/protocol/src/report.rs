@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag};
 
-use crate::{CommandTicket, Compiled, FunctionCode, PartitionedFunction};
+use crate::{CommandTicket, Compiled, CostAnalysis, FunctionCode, PartitionedFunction};
 
 record! { from hosts
     /// A network path of a host to other islands, with capacity of its own.
@@ -192,6 +192,8 @@ messages! { from hosts
             functions: Vec<PartitionedFunction>,
             /// For each island, the program's devices in the order of the island's computations.
             members: Vec<Vec<u32>>,
+            /// Costs of a run, such as the bytes that cross islands.
+            costs: CostAnalysis,
         },
         /// Answer `ProgramText` with the text of the optimised program.
         4 OptimisedText {

@@ -215,7 +215,7 @@ class Compiler:
                 messages.PartitionedFunction(part.is_exchange, part.uses_island, part.code)
                 for part in parts.functions
             ]
-            reply = messages.ProgramPartitioned(parts.text, functions, parts.members)
+            reply = messages.ProgramPartitioned(parts.text, functions, parts.members, parts.costs)
             self._report.done(command.ticket, reply)
         except Exception as error:
             self._report.failed(command.ticket, error_text(error))
@@ -260,13 +260,13 @@ class Compiler:
         self.exchanges.pop(executable, None)
 
     def program_text(self, command: messages.ProgramText) -> None:
-        """Reports the text of the optimised program."""
-        program = self.programs.get(command.executable)
-        self._threads.submit(self._program_text_now, command.ticket, program)
+        """Reports the text of optimised programs, one after another."""
+        found = [self.programs.get(executable) for executable in command.executables]
+        self._threads.submit(self._program_text_now, command.ticket, found)
 
-    def _program_text_now(self, ticket: int, program: Executable | inputs.Feed | None) -> None:
+    def _program_text_now(self, ticket: int, found: list[Executable | inputs.Feed | None]) -> None:
         try:
-            text = str(_loaded(program).get_hlo_text())
+            text = "\n\n".join(str(_loaded(program).get_hlo_text()) for program in found)
             self._report.done(ticket, messages.OptimisedText(text))
         except Exception as error:
             self._report.failed(ticket, error_text(error))

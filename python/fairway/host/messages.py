@@ -848,15 +848,15 @@ class AdoptPlan(msgspec.Struct, frozen=True, array_like=True, tag=27, gc=False):
 
 
 class ProgramText(msgspec.Struct, frozen=True, array_like=True, tag=15, gc=False):
-    """Return the text of the optimised program.
+    """Return the texts of optimised programs, one after another.
 
     Attributes:
         ticket: Correlates the answer.
-        executable: The program.
+        executables: The programs.
     """
 
     ticket: int
-    executable: int
+    executables: list[int]
 
 
 class Spill(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -979,11 +979,13 @@ class ProgramPartitioned(msgspec.Struct, frozen=True, array_like=True, tag=7, gc
         text: The program, as `ir::Program` prints it.
         functions: The code of each of its functions, in order.
         members: For each island, the program's devices in the order of the island's computations.
+        costs: Costs of a run, such as the bytes that cross islands.
     """
 
     text: str
     functions: list[PartitionedFunction]
     members: list[list[int]]
+    costs: list[tuple[str, float]]
 
 
 class OptimisedText(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):

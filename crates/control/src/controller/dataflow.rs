@@ -13,6 +13,7 @@ use crate::config::Dispatch;
 use crate::dataflow::{self, Assembling, Reading, malformed};
 use crate::events::{Handle, Reply, RequestId};
 use crate::lower;
+use crate::partition::Partitioned;
 use crate::pending::Waiting;
 use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Purpose};
 use crate::reshard;
@@ -72,7 +73,7 @@ impl Controller {
         client: ClientId,
         purpose: Purpose,
         texts: (Program, Program),
-        partitioned: Option<Arc<[DeviceId]>>,
+        partitioned: Option<Arc<Partitioned>>,
         codes: Vec<CompileSource>,
     ) {
         let id = self.next_id();
@@ -145,7 +146,7 @@ impl Controller {
         &mut self,
         source: Program,
         program: Program,
-        partitioned: Option<Arc<[DeviceId]>>,
+        partitioned: Option<Arc<Partitioned>>,
         functions: Vec<Arc<Executable>>,
     ) -> Result<Executable, Status> {
         dataflow::check_functions(&program, &functions)?;
@@ -173,7 +174,10 @@ impl Controller {
             islands: self.islands_of(&devices),
             host_devices: reshard::devices_of_each(&self.cluster, &devices, &hosts),
             hosts,
-            devices: partitioned.clone().unwrap_or_else(|| devices.into()),
+            devices: match &partitioned {
+                Some(partitioned) => partitioned.devices.clone(),
+                None => devices.into(),
+            },
             compiled: Arc::new(dataflow::describe(&program, inputs, &outputs)),
             output_specs: outputs.iter().cloned().map(Arc::new).collect(),
             outputs,

@@ -430,13 +430,18 @@ impl Controller {
         handle: Handle,
     ) -> Outcome {
         let executable = self.clients[&client].executable(handle)?.clone();
-        if let ExecutableForm::Dataflow(dataflow) = &executable.form {
-            return Ok(Some(Reply::Text(dataflow.source.to_string())));
-        }
+        let executables = match &executable.form {
+            ExecutableForm::Dataflow(dataflow) if dataflow.partitioned.is_some() => {
+                dataflow.computations().map(|function| function.id).collect()
+            }
+            ExecutableForm::Dataflow(dataflow) => {
+                return Ok(Some(Reply::Text(dataflow.source.to_string())));
+            }
+            _ => vec![executable.id],
+        };
         self.check_incarnations(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
-        let question = Command::ProgramText { ticket, executable: executable.id };
-        self.send_now(executable.hosts[0], question);
+        self.send_now(executable.hosts[0], Command::ProgramText { ticket, executables });
         Ok(None)
     }
 

@@ -7,7 +7,7 @@ use protocol::{Command, HostReply};
 
 use super::Controller;
 use crate::dataflow;
-use crate::partition::Partitioning;
+use crate::partition::{Partitioned, Partitioning};
 use crate::pending::Waiting;
 use crate::programs::{CompileSource, Purpose, SourceKind};
 
@@ -52,9 +52,9 @@ impl Controller {
         partitioning: Partitioning,
         reply: Result<HostReply, Status>,
     ) -> Result<(), Status> {
-        let (text, functions, members) = match reply? {
-            HostReply::ProgramPartitioned { text, functions, members } => {
-                (text, functions, members)
+        let (text, functions, members, costs) = match reply? {
+            HostReply::ProgramPartitioned { text, functions, members, costs } => {
+                (text, functions, members, costs)
             }
             HostReply::OnlyCollectives {} => {
                 let Partitioning { mut source, purpose } = partitioning;
@@ -81,7 +81,8 @@ impl Controller {
         let functions = partitioning.functions(functions, &members, island_of)?;
         let texts = (program.clone(), program);
         let purpose = partitioning.purpose;
-        self.assemble_functions(client, purpose, texts, Some(Arc::clone(&devices)), functions);
+        let partitioned = Arc::new(Partitioned { devices, costs });
+        self.assemble_functions(client, purpose, texts, Some(partitioned), functions);
         Ok(())
     }
 }

@@ -20,6 +20,8 @@ from fairway.host.programs import Signature
 
 __all__ = ["Crossing", "FunctionPart", "NotSeparableError", "Partitioned", "partition"]
 
+CROSSED_BYTES = "bytes between islands"
+"""Name of that cost: bytes of an island's shards that collectives between islands take in a run."""
 PASSES = (
     "builtin.module(sdy-lift-inlined-meshes)",
     "builtin.module(sdy-propagation-pipeline)",
@@ -51,4 +53,5 @@ def partition(module: Any, islands_of: Sequence[int]) -> Partitioned:
         given, made = localizer.main(block)
         assembler = Assembler(signature.name, islands, meshes, localizer.loops)
         text = assembler.assemble(block, given, made, set(signature.donated))
-    return Partitioned(text, assembler.parts, islands.members, localizer.warnings)
+    costs = [(CROSSED_BYTES, assembler.crossed_bytes), *localizer.warnings.items()]
+    return Partitioned(text, assembler.parts, islands.members, costs)

@@ -187,18 +187,16 @@ def _by_every_island(writer: Writer, operation: Any, write: Callable[[Writer, An
             f"UNIMPLEMENTED: {operation.name} at {operation.location} communicates between "
             "islands although all of its values are on every island"
         )
-    outer = dict(writer.known)
+    outer, before = dict(writer.known), writer.emitter.crossed_bytes
     for value in dict.fromkeys(operands_of(operation)):
         whole = writer.only_inner(writer.part(value).cut)
         writer.define(value, writer.taken(value, whole), whole)
+    size = writer.emitter.crossed_bytes - before
     with writer.everywhere():
         write(writer, operation)
     made = {result: writer.known[result] for result in operation.results}
     writer.known = outer | made
-    writer.warnings.append(
-        f"{operation.name} at {operation.location} is computed by every island: what it "
-        "communicates in its regions cannot be cut out of it"
-    )
+    writer.warn(operation, "is computed by every island, since its regions would communicate", size)
 
 
 @dataclasses.dataclass(frozen=True)

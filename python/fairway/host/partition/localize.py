@@ -90,7 +90,10 @@ class Localizer(Writer):
         """Writes an operation that every island computes whole."""
         cuts = [IslandSharding.whole(len(shape_of(operand))) for operand in operation.operands]
         made = [self.only_inner(cut) for cut in self.wanted(operation)]
+        before = self.emitter.crossed_bytes
         self._write(operation, cuts, made)
+        if size := self.emitter.crossed_bytes - before:
+            self.warn(operation, "cannot be divided over islands: each gathers its operands", size)
 
     def _divided(self, operation: Any, factors: Factors) -> None:
         """Writes an operation of which every island computes a part."""
@@ -106,7 +109,11 @@ class Localizer(Writer):
                 self._undivided(operation)
                 return
         cuts = [cut.with_inner(one) for cut, one in zip(strategy.results, wanted, strict=True)]
+        before = self.emitter.crossed_bytes
         made = self._write(operation, strategy.operands, cuts)
+        size = self.emitter.crossed_bytes - before
+        if size and strategy.is_blocked:
+            self.warn(operation, "cannot be divided over islands along all dimensions", size)
         if not strategy.partial:
             return
         reduction = reduction_of(operation)

@@ -5,6 +5,7 @@ Marked calls are custom calls that never reach XLA: `pieces` replaces them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "blocks_of",
     "captured_by",
     "operands_of",
+    "place_of",
     "rename",
     "shape_of",
     "target_of",
@@ -34,6 +36,15 @@ LOOP = "fairway.loop"
 """Target of a call that stands for a loop whose body crosses."""
 SHARDING = "fairway.sharding"
 """Shardings of the results of an operation with regions, which XLA is not given."""
+
+
+PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
+
+
+def place_of(operation: Any) -> str:
+    """Returns file and line of the source that an operation comes from, as far as it is known."""
+    found = PLACE.search(str(operation.location))
+    return f"{found[1]}:{found[2]}" if found else "an unknown line"
 
 
 def shape_of(value: Value) -> list[int]:

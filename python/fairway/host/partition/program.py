@@ -11,7 +11,7 @@ import msgspec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from fairway.host.backend import Backend
+from fairway.host.backend import Backend, dtype_of
 from fairway.host.ifrt_ir import quoted
 from fairway.host.partition.axes import IslandAxis, Islands, IslandSharding, MeshView, Token
 from fairway.host.partition.operations import ISLAND, SHARDING, rename, target_of
@@ -48,6 +48,12 @@ class Crossing(msgspec.Struct, frozen=True):
     dtype: str
     shapes: list[list[int]]
 
+    def island_bytes(self, members: Sequence[int]) -> float:
+        """Returns the bytes of the different shards of an island with these devices."""
+        differing = len({self.contents[device] for device in members})
+        elements = sum(math.prod(shape) for shape in self.shapes)
+        return float(differing * elements * dtype_of(self.dtype).itemsize)
+
 
 class FunctionPart(msgspec.Struct, frozen=True):
     """One function of a partitioned program.
@@ -70,13 +76,13 @@ class Partitioned(msgspec.Struct, frozen=True):
         text: the program, as the controller reads it.
         functions: code of its functions, in order.
         members: for each island, the program's devices in the order of its computations.
-        warnings: what could not be divided.
+        costs: bytes that cross islands in a run, and for operations that could not be divided.
     """
 
     text: str
     functions: list[FunctionPart]
     members: list[list[int]]
-    warnings: list[str]
+    costs: list[tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +124,9 @@ class Assembler:
         self._values = 0
         self._arguments: dict[Value, IslandSharding] = {}
         self._results: dict[Value, IslandSharding] = {}
+        self._bytes: dict[str, float] = {}
+        self.crossed_bytes = 0.0
+        """Bytes of which an island gives or takes a part in a run."""
 
     def assemble(
         self, block: Any, given: list[IslandSharding], made: list[IslandSharding], donated: set[int]
@@ -153,6 +162,7 @@ class Assembler:
                 self._loop(piece, numbers)
                 continue
             name = self._function(piece)
+            self.crossed_bytes += self._bytes.get(name, 0.0)
             made = []
             for result in piece.results:
                 numbers[result] = self._values
@@ -265,7 +275,9 @@ class Assembler:
             name = f"{self._name}.{len(self._functions)}"
             self._functions[piece] = name
             if isinstance(piece, CrossingBundle):
-                code = msgspec.msgpack.encode(self._crossing(piece))
+                crossing = self._crossing(piece)
+                self._bytes[name] = crossing.island_bytes(self._islands.members[0])
+                code = msgspec.msgpack.encode(crossing)
                 self.parts.append(FunctionPart(True, False, code))
             else:
                 self.parts.append(self._computation(piece, name))

@@ -67,11 +67,13 @@ class Strategy:
         operands: wanted cut of each operand.
         results: cut of each result, or of its summand.
         partial: axes along which the results are summands.
+        is_blocked: whether operands come divided along dimensions that cannot be.
     """
 
     operands: list[IslandSharding]
     results: list[IslandSharding]
     partial: tuple[IslandAxis, ...]
+    is_blocked: bool
 
 
 def reduction_of(operation: Any) -> str | None:
@@ -282,10 +284,18 @@ def choose(
         return composed(placed, site.mapping, factors.sizes, mesh)
 
     partial = [axis for factor in factors.reduced for axis in chosen.get(factor, ())]
+    is_blocked = any(
+        token.island
+        for site in given
+        for factor, tokens in site.placed.items()
+        if factor not in factors.passing | factors.reduced
+        for token in tokens
+    )
     return Strategy(
         [cut(site) for site in given],
         [cut(site) for site in made],
         tuple(sorted(partial, reverse=True)),
+        is_blocked,
     )
 
 

@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import sdy
 from fairway.host.partition.axes import Islands, IslandSharding, MeshView
 from fairway.host.partition.collectives import COLLECTIVES, groups_of
 from fairway.host.partition.emitter import Emitter
-from fairway.host.partition.operations import SHARDING, blocks_of, shape_of
+from fairway.host.partition.operations import SHARDING, blocks_of, place_of, shape_of
 
 __all__ = ["IslandValue", "Writer"]
 
@@ -38,7 +38,7 @@ class Writer(abc.ABC):
         emitter: writes operations of the island.
         meshes: the program's meshes by name.
         loops: blocks of loops whose bodies cross, by number.
-        warnings: what could not be divided.
+        warnings: operations that could not be divided, with the bytes that cross for them.
         islands: the islands of the program's devices.
         functions: functions of the program, by name.
         known: the island's part of each value of the program.
@@ -56,7 +56,7 @@ class Writer(abc.ABC):
         whole = [view.name for view in meshes.values() if view.is_whole]
         self.emitter = Emitter(islands, whole[0] if whole else None)
         self.loops: list[Any] = []
-        self.warnings: list[str] = []
+        self.warnings: dict[str, float] = {}
         self.islands = islands
         self.meshes = meshes
         self.functions = {
@@ -68,6 +68,17 @@ class Writer(abc.ABC):
         self.resharded: dict[tuple[Value, Any], tuple[Any, Value]] = {}
         self.number: Value | None = None
         self.alone = 0
+
+    def warn(self, operation: Any, what: str, size: int) -> None:
+        """Notes that an operation could not be divided.
+
+        Args:
+            operation: the operation.
+            what: what is done instead.
+            size: bytes that cross islands for it.
+        """
+        text = f"{operation.name.partition('.')[2]} at {place_of(operation)} {what}"
+        self.warnings[text] = self.warnings.get(text, 0.0) + size
 
     @abc.abstractmethod
     def operation(self, operation: Any) -> None:
