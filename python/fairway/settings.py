@@ -208,7 +208,7 @@ class Settings:
     data_plane: str = "unix"
     encryption: str = "auto"
     channels: str = ""
-    slice_index: bool = False
+    slice_index: bool = True
     private_network: bool = True
     launch_window: int = 256
     dispatch: str = "parallel"

@@ -62,11 +62,13 @@ class Localizer(Writer):
         with ir.InsertionPoint(block):
             self.operations(source)
             values = [self.taken(v, cut) for v, cut in zip(returned.operands, made, strict=True)]
-            known = dict(zip(block.arguments, given, strict=True))
+            # Results have memory of their own, as XLA's do: none is an argument or another result.
+            taken = set(block.arguments)
             for index, (value, cut) in enumerate(zip(values, made, strict=True)):
                 is_known = self.emitter.is_pinned(value, cut) and target_of_value(value) != LOOP
-                if known.setdefault(value, cut) != cut or not is_known:
+                if value in taken or not is_known:
                     values[index] = self.emitter.pinned(value, cut)
+                taken.add(value)
             self.emitter.operation("func.return", [], values)
         return given, made
 
