@@ -41,6 +41,8 @@ TIME_S = 3.0
 """Limit on the processor time for parsing a small program, which takes about 10 ms."""
 BYTES_A_SECOND = 100e3
 """Bytes of a program per further second of that limit; an idle core parses 20 times as many."""
+PARTITIONING = 10
+"""Processor time of partitioning a program over islands, in that of parsing it."""
 TIME_MAX_S = 300.0
 """Upper limit on the processor time for parsing any program."""
 WAITS_S = 60.0
@@ -129,7 +131,7 @@ class Checker:
         with ours:
             with theirs, self._lock:
                 socket.send_fds(self._control, [bytes([kind])], [theirs.fileno()])
-            limit_s = max(WAITS_S, BUSY * time_limit_s(len(program)))
+            limit_s = max(WAITS_S, BUSY * time_limit_s(len(program), kind))
             ours.settimeout(limit_s)
             try:
                 ours.sendall(HEADER.pack(kind, len(program)))
@@ -150,9 +152,10 @@ class Checker:
         return answer[1:]
 
 
-def time_limit_s(length: int) -> int:
+def time_limit_s(length: int, kind: CheckKind = CheckKind.ARTIFACT) -> int:
     """Returns the limit on processor time, in seconds, for a program of ``length`` bytes."""
-    return int(min(TIME_S + length / BYTES_A_SECOND, TIME_MAX_S))
+    work = PARTITIONING if kind is CheckKind.SPANNING else 1
+    return int(min(work * (TIME_S + length / BYTES_A_SECOND), TIME_MAX_S))
 
 
 def _serve(control: socket.socket, custom_calls: Collection[str]) -> NoReturn:
@@ -194,7 +197,7 @@ def _read_one(connection: socket.socket, custom_calls: Collection[str]) -> NoRet
         with connection.makefile("rb") as stream:
             kind, length = HEADER.unpack(stream.read(HEADER.size))
             program = stream.read(length)
-        _limit(length)
+        _limit(length, CheckKind(kind))
         try:
             answer = b"\0" + written_anew(CheckKind(kind), program, custom_calls)
         except (UnreadableError, RefusedError, NotSeparableError) as error:
@@ -209,9 +212,9 @@ def _read_one(connection: socket.socket, custom_calls: Collection[str]) -> NoRet
         os._exit(1)
 
 
-def _limit(length: int) -> None:
+def _limit(length: int, kind: CheckKind) -> None:
     """Limits the processor time and address space of parsing."""
-    _lower(resource.RLIMIT_CPU, time_limit_s(length))
+    _lower(resource.RLIMIT_CPU, time_limit_s(length, kind))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + MEMORY_BYTES + 20 * length
     _lower(resource.RLIMIT_AS, space)
