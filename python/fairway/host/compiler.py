@@ -25,6 +25,8 @@ from fairway.host.partition import Crossing, Partitioned
 from fairway.host.shard_maps import NotOnlyCollectivesError
 from fairway.shards import Description
 
+COLLECTIVES_BYTES = 1 << 16
+"""Size of a program above which it certainly computes."""
 COMPILING = 8
 """Programs compiled concurrently, so that a client with slow compilations does not block others."""
 
@@ -222,6 +224,8 @@ class Compiler:
 
     def _is_only_collectives(self, command: messages.PartitionProgram) -> bool:
         """Returns whether a program has collectives only, so that no computation is left."""
+        if len(command.program) > COLLECTIVES_BYTES:
+            return False
         bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
         with READING:
             try:

@@ -8,6 +8,7 @@ of :class:`Token`, the major one first; those without an island axis are the bus
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -81,11 +82,25 @@ class IslandSharding:
 
         Arrays of equal shape whose cuts agree in this have equal elements on each island.
         """
-        return tuple(tuple(_placed(dimension)) for dimension in self.dims)
+        return self._islands
 
     def axes(self) -> set[IslandAxis]:
         """Returns the island axes that occur."""
-        return {token.island for dimension in self.dims for token in dimension if token.island}
+        return set(self._axes)
+
+    @functools.cached_property
+    def _islands(self) -> tuple[tuple[tuple[IslandAxis, int], ...], ...]:
+        return tuple(tuple(_placed(dimension)) for dimension in self.dims)
+
+    @functools.cached_property
+    def _axes(self) -> frozenset[IslandAxis]:
+        tokens = (token for dimension in self.dims for token in dimension)
+        return frozenset(token.island for token in tokens if token.island)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each island has the whole array."""
+        return not self._axes
 
     def local(self, shape: Sequence[int]) -> list[int]:
         """Returns the shape of an island's part of an array."""
@@ -118,6 +133,8 @@ class IslandSharding:
         Where a minor island axis stays, parts of a dropped major one stay parts, of no axis.
         """
         dropped = set(axes)
+        if not dropped & self._axes:
+            return self
         dims = []
         for dimension in self.dims:
             last = max((i for i, token in enumerate(dimension) if token.island), default=-1)
@@ -145,6 +162,8 @@ class IslandSharding:
 
     def even(self, shape: Sequence[int]) -> IslandSharding:
         """Returns the cut without island axes where dimensions cannot be divided evenly."""
+        if self.is_whole:
+            return self
         dims: list[Dimension] = []
         for extent, dimension in zip(shape, self.dims, strict=True):
             last = max((i for i, token in enumerate(dimension) if token.island), default=-1)

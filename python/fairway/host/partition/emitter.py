@@ -7,6 +7,7 @@ leading dimension counts the islands of a group; `pieces` makes an exchange of i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -440,11 +441,15 @@ def _leading(digits: list[Digits]) -> list[int]:
     return [*(index for _, index in placed), *(i for i, key in enumerate(flat) if key is None)]
 
 
-def bits(kind: Any) -> int:
-    """Returns the bits of an element."""
-    text = str(kind)
+@functools.cache
+def _bits(text: str) -> int:
     digits = "".join(letter for letter in text.split("E")[0] if letter.isdigit())
     return max(8, int(digits or 8)) * (2 if text.startswith("complex") else 1)
+
+
+def bits(kind: Any) -> int:
+    """Returns the bits of an element."""
+    return _bits(str(kind))
 
 
 def byte_size(kind: Any) -> int:

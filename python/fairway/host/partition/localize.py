@@ -82,25 +82,40 @@ class Localizer(Writer):
         if special is not None:
             special(self, operation)
             return
+        given = [self.part(operand).cut for operand in operation.operands]
+        wanted = self.wanted(operation)
+        if all(cut.is_whole for cut in (*given, *wanted)):
+            self._write(operation, given, wanted)
+            return
         factors = read_rule(operation)
         if factors is None:
-            self._undivided(operation)
+            self._undivided(operation, wanted)
         else:
-            self._divided(operation, factors)
+            self._divided(operation, factors, (given, wanted))
 
-    def _undivided(self, operation: Any) -> None:
+    def _undivided(self, operation: Any, wanted: list[IslandSharding]) -> None:
         """Writes an operation that every island computes whole."""
         cuts = [IslandSharding.whole(len(shape_of(operand))) for operand in operation.operands]
-        made = [self.only_inner(cut) for cut in self.wanted(operation)]
+        made = [self.only_inner(cut) for cut in wanted]
         before = self.emitter.crossed_bytes
         self._write(operation, cuts, made)
         if size := self.emitter.crossed_bytes - before:
             self.warn(operation, "cannot be divided over islands: each gathers its operands", size)
 
-    def _divided(self, operation: Any, factors: Factors) -> None:
-        """Writes an operation of which every island computes a part."""
-        given = [self.part(operand).cut for operand in operation.operands]
-        wanted = self.wanted(operation)
+    def _divided(
+        self,
+        operation: Any,
+        factors: Factors,
+        cuts: tuple[list[IslandSharding], list[IslandSharding]],
+    ) -> None:
+        """Writes an operation of which every island computes a part.
+
+        Args:
+            operation: the operation.
+            factors: its factors.
+            cuts: of its operands as they are, and of its results as propagation wants them.
+        """
+        given, wanted = cuts
         strategy = choose(operation, factors, given, wanted)
         for value, cut in zip(
             (*operation.operands, *operation.results),
@@ -108,11 +123,11 @@ class Localizer(Writer):
             strict=True,
         ):
             if cut.even(shape_of(value)).islands() != cut.islands():
-                self._undivided(operation)
+                self._undivided(operation, wanted)
                 return
-        cuts = [cut.with_inner(one) for cut, one in zip(strategy.results, wanted, strict=True)]
+        own = [cut.with_inner(one) for cut, one in zip(strategy.results, wanted, strict=True)]
         before = self.emitter.crossed_bytes
-        made = self._write(operation, strategy.operands, cuts)
+        made = self._write(operation, strategy.operands, own)
         size = self.emitter.crossed_bytes - before
         if size and strategy.is_blocked:
             self.warn(operation, "cannot be divided over islands along all dimensions", size)
@@ -120,7 +135,7 @@ class Localizer(Writer):
             return
         reduction = reduction_of(operation)
         assert reduction is not None
-        for result, value, cut, want in zip(operation.results, made, cuts, wanted, strict=True):
+        for result, value, cut, want in zip(operation.results, made, own, wanted, strict=True):
             self.known[result] = self._reduced(
                 result, (value, cut), want, (strategy.partial, reduction)
             )

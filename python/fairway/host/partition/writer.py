@@ -68,6 +68,7 @@ class Writer(abc.ABC):
         self.resharded: dict[tuple[Value, Any], tuple[Any, Value]] = {}
         self.number: Value | None = None
         self.alone = 0
+        self._cuts: dict[Any, IslandSharding] = {}
 
     def warn(self, operation: Any, what: str, size: int) -> None:
         """Notes that an operation could not be divided.
@@ -89,6 +90,12 @@ class Writer(abc.ABC):
         shape = shape_of(value)
         if sharding is None:
             return IslandSharding.whole(len(shape))
+        key = (sharding, tuple(shape), bool(self.alone))
+        if key not in self._cuts:
+            self._cuts[key] = self._cut_of(sharding, shape)
+        return self._cuts[key]
+
+    def _cut_of(self, sharding: Any, shape: list[int]) -> IslandSharding:
         sharding = sdy.TensorShardingAttr(sharding)
         mesh = sharding.mesh_or_ref
         if not isinstance(mesh, ir.FlatSymbolRefAttr):
