@@ -131,6 +131,22 @@ def test_pmap_is_over_all_devices(do: Callable[[str], None]) -> None:
     """)
 
 
+def test_make_mesh_spans_islands(do: Callable[[str], None]) -> None:
+    do("""
+        from jax import make_mesh
+        assert len({device.slice_index for device in jax.devices()}) > 1
+        over = make_mesh((4, 2), ("a", "b"))
+        assert over.devices.size == 8
+        assert over.axis_types == make_mesh((2, 1), ("a", "b")).axis_types
+        auto = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+        assert auto.axis_types == (jax.sharding.AxisType.Auto,)
+        kind, text = fails(lambda: make_mesh((16,), ("a",)))
+        assert (kind, "must be" in text) == ("ValueError", True), (kind, text)
+        x = jax.device_put(X, NamedSharding(over, P("a")))
+        np.testing.assert_allclose(jax.jit(lambda x: x.sum(0))(x), X.sum(0), rtol=1e-5)
+    """)
+
+
 def test_donated_arguments_are_gone(do: Callable[[str], None]) -> None:
     do("""
         step = jax.jit(lambda w, x: w - x.T @ x, donate_argnums=0)

@@ -64,7 +64,7 @@ def test_an_island_that_cannot_be_read_is_shown_as_typed(text):
         (b"[islands]\nhosts = 1", r"write \[\[islands\]\] with two brackets"),
         (b"plan = true", "plan is true; expected a value like 'off'"),
         (b"device_memory = 16", "device_memory is 16; expected a value like '16GiB'"),
-        (b"slice_index = 1", "slice_index is 1; expected a value like false"),
+        (b"slice_index = 1", "slice_index is 1; expected a value like true"),
         (b"\xff", "byte 0 is 0xff; expected text in UTF-8"),
     ],
 )

@@ -9,8 +9,11 @@ its priority, and ``FAIRWAY_PRIORITY`` (default 0) its scheduling priority; high
 
 import contextlib
 import ctypes
+import functools
+import inspect
 import itertools
 import logging
+import math
 import os
 import select
 import socket
@@ -18,6 +21,7 @@ import stat
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +129,7 @@ def _connect() -> object:
     _answer_to(client.platform, client)
     _take_any_strides()
     _look_before_compiling(client)
+    _span_islands()
     os.register_at_fork(after_in_child=_refuse_after_fork)
     return client
 
@@ -228,6 +233,58 @@ def _look_before_compiling(client: Any) -> None:
         return compiled
 
     compiler.backend_compile_and_load = look_and_compile
+
+
+def _mesh_over_islands(make: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Makes a mesh as ``jax.make_mesh`` does, also of devices of several islands.
+
+    JAX refuses devices with different ``slice_index``, since it knows of no computation over them.
+
+    Args:
+        make: JAX's function.
+        given: its positional arguments.
+        named: its other arguments.
+    """
+    import jax
+    import numpy as np
+
+    try:
+        return make(*given, **named)
+    except ValueError as error:
+        if "multi-slice" not in str(error):
+            raise
+    arguments = inspect.signature(make).bind(*given, **named).arguments
+    shape, names = tuple(arguments["axis_shapes"]), arguments["axis_names"]
+    devices = list(jax.devices() if (own := arguments.get("devices")) is None else own)
+    kinds = arguments.get("axis_types")
+    if kinds is None:
+        kinds = make((1,) * len(shape), names, devices=devices[:1]).axis_types
+    mesh: Any = jax.sharding.Mesh
+    return mesh(np.array(devices[: math.prod(shape)]).reshape(shape), names, axis_types=kinds)
+
+
+def _span_islands() -> None:
+    """Lets ``jax.make_mesh`` take devices of all islands, also where it was imported before."""
+    from jax._src import sharding_impls
+
+    function: Any = sharding_impls.make_mesh
+    if hasattr(function, "fairway_over_islands"):
+        return
+
+    def replaced(*given, **named):  # type: ignore[no-untyped-def]
+        from jax._src.sharding_impls import make_mesh
+
+        return make_mesh.fairway_over_islands(*given, **named)  # type: ignore[attr-defined]
+
+    original: Any = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.fairway_over_islands = functools.partial(_mesh_over_islands, original)
+    function.__signature__ = inspect.signature(original)
+    # The code is replaced, not the name: scripts have imported the function by now.
+    function.__code__, function.__defaults__ = replaced.__code__, None
+    function.__kwdefaults__ = None
 
 
 def _warn_of_exchanges(compiled: Any) -> None:

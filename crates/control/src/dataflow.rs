@@ -10,8 +10,7 @@ use base::{ClientId, Code, DeviceId, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
 
 use crate::lower;
-use crate::partition::Partitioned;
-use crate::programs::{CompileSource, Executable, Purpose, SourceKind};
+use crate::programs::{CompileSource, Executable, Partitioned, Purpose, SourceKind};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.

@@ -4,19 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{DeviceId, IslandId, Status};
-use protocol::{CostAnalysis, PartitionedFunction};
+use protocol::PartitionedFunction;
 
 use crate::dataflow::malformed;
 use crate::programs::{CompileSource, Purpose, SourceKind};
-
-/// What is known of the one computation that a program was partitioned from.
-#[derive(Debug)]
-pub(crate) struct Partitioned {
-    /// Its devices, in the order of its device assignment.
-    pub devices: Arc<[DeviceId]>,
-    /// Costs of a run besides those of its functions.
-    pub costs: CostAnalysis,
-}
 
 /// A computation over several islands, until a host has partitioned it.
 #[derive(Debug)]

@@ -13,9 +13,10 @@ use crate::config::Dispatch;
 use crate::dataflow::{self, Assembling, Reading, malformed};
 use crate::events::{Handle, Reply, RequestId};
 use crate::lower;
-use crate::partition::Partitioned;
 use crate::pending::Waiting;
-use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Purpose};
+use crate::programs::{
+    CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Partitioned, Purpose,
+};
 use crate::reshard;
 use crate::segments::{ProgramSegment, Segments};
 use crate::submissions::{LaunchRequest, Member, SegmentPosition};

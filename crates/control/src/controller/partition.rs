@@ -7,9 +7,9 @@ use protocol::{Command, HostReply};
 
 use super::Controller;
 use crate::dataflow;
-use crate::partition::{Partitioned, Partitioning};
+use crate::partition::Partitioning;
 use crate::pending::Waiting;
-use crate::programs::{CompileSource, Purpose, SourceKind};
+use crate::programs::{CompileSource, Partitioned, Purpose, SourceKind};
 
 impl Controller {
     /// Sends a computation over several islands to one of its hosts to be partitioned.
