@@ -31,7 +31,7 @@ def doubled(x):
 def key(function=doubled, shape=(4, 3), dtype=np.float32, devices=(0,), debug={}, **given):
     lowered = jax.jit(function, **given).lower(np.ones(shape, dtype))
     command = messages.Compile(1, 1, b"", compile_options(**debug), list(devices), (1, 1),
-                               messages.CompileRole(True, []))
+                               None, messages.CompileRole(True, []))
     return fingerprint(lowered.compiler_ir("stablehlo"), command)[0]
 """
 """Fingerprints of functions that JAX lowers, for device 0 in a grid of one."""

@@ -55,12 +55,7 @@ assert np.array_equal(
          P(None, "x"), cut, whole), 2 * x)
 swapped = over(lambda v: lax.all_to_all(v, "island", 0, 1, tiled=True), cut, cut, a)
 assert swapped.shape == (4, 16) and sorted(swapped.ravel()) == sorted(x.ravel())
-try:
-    jax.jit(lambda v: v + 1)(a)
-except jax.errors.JaxRuntimeError as error:
-    assert "island 0" in str(error) and "island 1" in str(error), error
-else:
-    raise AssertionError("a computation over two islands ran")
+assert np.array_equal(jax.jit(lambda v: v + 1)(a), np.asarray(a) + 1)
 assert float(jax.device_put(1.0, jax.devices()[-1]) + 1) == 2.0
 """
 

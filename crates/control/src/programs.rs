@@ -202,20 +202,18 @@ impl Executable {
 
     /// Returns the cost of a run; for a whole program, the sum over its calls.
     pub fn costs(&self) -> Result<CostAnalysis, Status> {
-        let ExecutableForm::Dataflow(dataflow) = &self.form else {
-            return self.compiled.costs.clone().ok_or_else(|| {
-                let why = "a program over several islands is not compiled by XLA";
-                Status::new(Code::Unimplemented, why)
-            });
+        let dataflow = match &self.form {
+            ExecutableForm::Dataflow(dataflow) => dataflow,
+            ExecutableForm::Exchange(_) => return Ok(CostAnalysis::new()), // it communicates only
+            ExecutableForm::Gang => {
+                let unknown = || Status::new(Code::Unimplemented, "the compiler gives no costs");
+                return self.compiled.costs.clone().ok_or_else(unknown);
+            }
         };
         let mut sum: BTreeMap<String, f64> = BTreeMap::new();
         for node in &dataflow.program.nodes {
             if let Operation::Call { function, .. } = &node.operation {
-                let function = &dataflow.functions[function.0 as usize];
-                if let ExecutableForm::Exchange(_) = function.form {
-                    continue; // it communicates only
-                }
-                for (name, cost) in function.costs()? {
+                for (name, cost) in dataflow.functions[function.0 as usize].costs()? {
                     *sum.entry(name).or_default() += cost;
                 }
             }

@@ -190,12 +190,15 @@ class Islands:
         count: number of islands.
         members: for each island, its devices in the order that its own programs number them.
         axes: all island axes, the major one first.
+        names: the islands, as users number them.
 
     Args:
         of: for each device of the program, the number of its island.
     """
 
     def __init__(self, of: Sequence[int]) -> None:
+        numbers = [f"island {number}" for number in sorted(set(of))]
+        self.names = " and ".join(numbers) if len(numbers) < 4 else f"{len(numbers)} islands"
         self.number(of, range(len(of)))
         self.axes = [IslandAxis(1, self.count)] if self.count > 1 else []
 
@@ -318,7 +321,7 @@ class MeshView:
     def _reason(self, islands: Islands) -> str:
         shape = " x ".join(map(str, self._sizes))
         return (
-            f"INVALID_ARGUMENT: the mesh of shape {shape} has devices of {islands.count} islands, "
+            f"INVALID_ARGUMENT: the mesh of shape {shape} has devices of {islands.names}, "
             "and neither its axes nor factors of them number the islands; order its devices so "
             "that an axis, or a factor of one, goes from island to island"
         )
