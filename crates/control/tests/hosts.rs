@@ -2,9 +2,10 @@
 
 mod common;
 
-use base::{HostId, Nanos};
+use base::{HostId, IslandId, Nanos};
 use common::{controller, join};
-use control::{Effect, Event};
+use control::{Effect, Event, IslandState};
+use topology::IslandSpec;
 
 #[test]
 fn hosts_of_an_island_have_one_jaxlib() {
@@ -46,4 +47,34 @@ fn a_loss_reaches_the_other_islands_ahead_of_commands() {
         })
         .collect();
     assert_eq!(told, [(0, 2), (0, 3), (1, 2), (1, 3), (4, 2), (4, 3), (5, 2), (5, 3)]);
+}
+
+#[test]
+fn an_island_that_starts_again_is_not_lost_with_its_earlier_process() {
+    let mut controller = controller(2, 1);
+    join(&mut controller, 0, "0.10.2");
+    join(&mut controller, 1, "0.10.2");
+    controller.remove_island(IslandId(1), true).unwrap();
+    assert_eq!(controller.add_island(&IslandSpec::new(1, 1)), IslandId(1));
+    let late = Event::HostLost { host: HostId(1), cause: "it was told to end".to_owned() };
+    controller.handle(Nanos(0), late);
+    assert_eq!(controller.island_state(IslandId(1)), IslandState::Starting);
+    join(&mut controller, 1, "0.10.2");
+    assert_eq!(controller.island_state(IslandId(1)), IslandState::Up);
+}
+
+#[test]
+fn an_island_that_starts_again_with_another_jaxlib_is_lost_for_that() {
+    let mut controller = controller(2, 2);
+    for host in 0..4 {
+        join(&mut controller, host, "0.10.2");
+    }
+    controller.remove_island(IslandId(1), true).unwrap();
+    controller.add_island(&IslandSpec::new(2, 1));
+    join(&mut controller, 2, "0.10.2");
+    let effects = join(&mut controller, 3, "0.11.2");
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::StopHost(HostId(3)))));
+    assert_eq!(controller.island_state(IslandId(1)), IslandState::Lost);
+    let lost = controller.overview().islands[1].hosts[1].lost.clone().unwrap();
+    assert!(lost.contains("jaxlib is 0.11.2"), "{lost}");
 }

@@ -55,7 +55,7 @@ impl Controller {
 
     pub(super) fn host_joined(&mut self, host: HostId, info: HostInfo) {
         if let Err(why) = self.check_alike(host, &info).and_then(|()| check_rates(&info)) {
-            return self.host_lost(host, &why);
+            return self.fail_host(host, &why);
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;

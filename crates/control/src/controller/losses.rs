@@ -18,11 +18,16 @@ use crate::submissions::Out;
 
 impl Controller {
     pub(super) fn host_lost(&mut self, host: HostId, cause: &str) {
-        let Some(known) = self.cluster.host(host).cloned() else { return };
-        self.awaited.remove(&known.island);
-        if self.scheduler.host(host).lost.is_some() {
-            return;
+        // A host that is lost already: an earlier process has ended late. Its island may be starting.
+        if self.cluster.host(host).is_some() && self.scheduler.host(host).lost.is_none() {
+            self.fail_host(host, cause);
         }
+    }
+
+    /// Loses the island of a host that has ended, or that may not join.
+    pub(super) fn fail_host(&mut self, host: HostId, cause: &str) {
+        let known = self.cluster.host(host).expect("hosts are known").clone();
+        self.awaited.remove(&known.island);
         let error = Status::new(
             Code::DataLoss,
             format!(
