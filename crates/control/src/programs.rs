@@ -389,6 +389,16 @@ pub(crate) enum Purpose {
     Renewal(u64),
 }
 
+impl Purpose {
+    /// Returns the request that is replied to; 0 if none is.
+    pub fn request(self) -> RequestId {
+        match self {
+            Self::Request(request) => request,
+            Self::Function(..) | Self::Move(..) | Self::Renewal(_) => 0,
+        }
+    }
+}
+
 impl Compiling {
     /// Adds what a host has compiled; the metadata is the leader's.
     pub fn add(&mut self, host: HostId, mut found: Box<Compiled>) {

@@ -56,7 +56,7 @@ fn an_island_that_starts_again_is_not_lost_with_its_earlier_process() {
     join(&mut controller, 1, "0.10.2");
     controller.remove_island(IslandId(1), true).unwrap();
     assert_eq!(controller.add_island(&IslandSpec::new(1, 1)), IslandId(1));
-    let late = Event::HostLost { host: HostId(1), cause: "it was told to end".to_owned() };
+    let late = Event::HostLost { host: HostId(1), cause: "its process has ended".to_owned() };
     controller.handle(Nanos(0), late);
     assert_eq!(controller.island_state(IslandId(1)), IslandState::Starting);
     join(&mut controller, 1, "0.10.2");

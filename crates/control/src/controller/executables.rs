@@ -36,10 +36,6 @@ impl Controller {
         }
         let hosts = self.hosts_of(&source.devices);
         let id = ExecutableId(self.next_id());
-        let request = match purpose {
-            Purpose::Request(request) => request,
-            Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // no reply
-        };
         let waiting = Waiting::Compile(Compiling {
             id,
             islands,
@@ -49,7 +45,7 @@ impl Controller {
             collectives: Vec::new(),
             purpose,
         });
-        let ticket = self.await_hosts(client, request, &hosts, waiting);
+        let ticket = self.await_hosts(client, purpose.request(), &hosts, waiting);
         match source.kind {
             SourceKind::Exchange { is_crossing } => {
                 self.send_exchange((ticket, id), source, is_crossing, &hosts);

@@ -23,12 +23,8 @@ impl Controller {
         let islands: Vec<u32> =
             source.devices.iter().map(|&device| self.device(device).island.0).collect();
         let program = source.program.clone();
-        let request = match purpose {
-            Purpose::Request(request) => request,
-            Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // no reply
-        };
         let waiting = Waiting::Partition(Partitioning { source, purpose });
-        let ticket = self.await_hosts(client, request, &[leader], waiting);
+        let ticket = self.await_hosts(client, purpose.request(), &[leader], waiting);
         self.send_now(leader, Command::PartitionProgram { ticket, program, islands });
         Ok(())
     }

@@ -25,6 +25,7 @@ __all__ = [
     "NotSeparableError",
     "Token",
     "meshes_of",
+    "whole_mesh",
 ]
 
 
@@ -109,23 +110,25 @@ class IslandSharding:
             for extent, dimension in zip(shape, self.dims, strict=True)
         ]
 
-    def inner(self, shape: Sequence[int] | None = None) -> str | None:
+    def inner(self, shape: Sequence[int], mesh: str | None = None) -> str | None:
         """Returns the inner sharding as Shardy writes it; None if there is none.
 
         Args:
             shape: the island's part of the array; dimensions that its axes do not divide are
                 not sharded.
+            mesh: name of a mesh, for a cut that names none.
         """
-        if self.mesh is None:
+        mesh = self.mesh or mesh
+        if mesh is None:
             return None
         dims = []
         for index, dimension in enumerate(self.dims):
             inner = [token for token in dimension if token.axis]
             size = math.prod(token.size for token in inner)
-            if shape is not None and shape[index] % size:
+            if shape[index] % size:
                 inner = []
             dims.append("{" + ", ".join(str(token.axis) for token in inner) + "}")
-        return f"#sdy.sharding<@{self.mesh}, [{', '.join(dims)}]>"
+        return f"#sdy.sharding<@{mesh}, [{', '.join(dims)}]>"
 
     def without(self, axes: Iterable[IslandAxis]) -> IslandSharding:
         """Returns the cut without these island axes.
@@ -222,6 +225,24 @@ class Islands:
     def coordinate(self, axis: IslandAxis, island: int) -> int:
         """Returns an island's coordinate along an axis."""
         return island // axis.stride % axis.size
+
+    def groups(self, axes: Sequence[IslandAxis]) -> list[list[int]]:
+        """Returns the devices that communicate along axes, the first being the major one.
+
+        Those of a group are at the same place of their islands, and of the islands in order.
+        """
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for island in range(self.count):
+            others = tuple(self.coordinate(axis, island) for axis in self.axes if axis not in axes)
+            place = 0
+            for axis in axes:
+                place = place * axis.size + self.coordinate(axis, island)
+            groups.setdefault(others, []).append((place, island))
+        return [
+            [self.members[island][number] for _, island in sorted(group)]
+            for group in groups.values()
+            for number in range(self.size)
+        ]
 
 
 class MeshView:
@@ -401,6 +422,11 @@ def _primes(number: int) -> list[int]:
             number //= factor
         factor += 1
     return found
+
+
+def whole_mesh(meshes: dict[str, MeshView]) -> str | None:
+    """Returns the name of a mesh of all devices; None if there is none."""
+    return next((view.name for view in meshes.values() if view.is_whole), None)
 
 
 def meshes_of(module: Any, islands: Islands) -> dict[str, MeshView]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from fairway.host.partition.axes import Islands, IslandSharding
-from fairway.host.partition.emitter import Emitter
+from fairway.host.partition.emitter import Emitter, led
 from fairway.host.partition.rules import REDUCTIONS
 from fairway.host.screening import RefusedError
 
@@ -71,10 +71,10 @@ def cross(emitter: Emitter, operation: Any, at: tuple[Value, IslandSharding], of
     value, cut = at
     groups, shape = groups_of(operation), list(ir.RankedTensorType(value.type).shape)
     if operation.name == "stablehlo.collective_permute":
-        return emitter.cross_groups("permute", value, cut, groups)
+        return emitter.cross("permute", value, cut, groups)
     count = len(groups[0])
     if operation.name == "stablehlo.all_reduce":
-        return emitter.cross_groups("reduce", value, cut, groups, _reduction(operation))
+        return emitter.cross("reduce", value, cut, groups, _reduction(operation))
     if any(len(group) != count for group in groups):
         raise RefusedError(f"UNIMPLEMENTED: {operation.name} joins groups of unequal size")
 
@@ -83,18 +83,16 @@ def cross(emitter: Emitter, operation: Any, at: tuple[Value, IslandSharding], of
 
     match operation.name:
         case "stablehlo.all_gather":
-            whole = emitter.cross_groups("gather", value, cut, groups)
+            whole = emitter.cross("gather", value, cut, groups)
             return emitter.folded(whole, dimension("all_gather_dim"), cut)
         case "stablehlo.all_to_all":
             parts = emitter.unfolded(value, dimension("split_dimension"), count, cut)
-            led = IslandSharding(((), *cut.dims), cut.mesh)
-            parts = emitter.cross_groups("all_to_all", parts, led, groups)
+            parts = emitter.cross("all_to_all", parts, led(cut), groups)
             return emitter.folded(parts, dimension("concat_dimension"), cut)
         case "stablehlo.reduce_scatter":
             split = dimension("scatter_dimension")
             parts = emitter.unfolded(value, split, count, cut)
-            led = IslandSharding(((), *cut.dims), cut.mesh)
-            own = emitter.cross_groups("scatter", parts, led, groups, _reduction(operation))
+            own = emitter.cross("scatter", parts, led(cut), groups, _reduction(operation))
             shape[split] //= count
             return emitter.reshaped(own, shape, cut)
     raise RefusedError(f"UNIMPLEMENTED: {operation.name} between islands")

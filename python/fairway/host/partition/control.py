@@ -15,7 +15,13 @@ from jaxlib.mlir import ir
 
 from fairway.host.partition.axes import IslandSharding
 from fairway.host.partition.loops import trip_count
-from fairway.host.partition.operations import LOOP, captured_by, operands_of, shape_of
+from fairway.host.partition.operations import (
+    LOOP,
+    captured_by,
+    operands_of,
+    per_value,
+    terminator_of,
+)
 from fairway.host.partition.writer import Writer
 from fairway.host.screening import RefusedError
 
@@ -47,35 +53,34 @@ def _loop(writer: Writer, operation: Any, operands: list[Value], cuts: list[Isla
     """Writes a loop, whose regions may turn out to cross."""
     kinds = [writer.local(result, cut) for result, cut in zip(operation.results, cuts, strict=True)]
     written = ir.Operation.create("stablehlo.while", results=kinds, operands=operands, regions=2)
-    for region, source in zip(written.regions, operation.regions, strict=True):
-        _region(writer, region, source, (kinds, cuts))
+    condition, body = operation.regions
+    _region(writer, (written.regions[0], condition), (kinds, cuts), None)
+    _region(writer, (written.regions[1], body), (kinds, cuts), cuts)
     writer.annotate(written, operation.results, cuts)
     writer.define_all(operation.results, list(written.results), cuts)
     return written
 
 
 def _region(
-    writer: Writer, region: Any, source: Any, carried: tuple[list[Any], list[IslandSharding]]
+    writer: Writer,
+    regions: tuple[Any, Any],
+    carried: tuple[list[Any], list[IslandSharding]],
+    made: list[IslandSharding] | None,
 ) -> None:
-    """Writes a region whose arguments and, in a body, results have given types and cuts."""
-    kinds, cuts = carried
-    block = source.blocks[0]
-    made = region.blocks.append(*kinds, arg_locs=[ir.Location.unknown()] * len(kinds))
-    _body(writer, block, made, cuts)
+    """Writes a region of a loop.
 
-
-def _body(writer: Writer, source: Any, made: Any, cuts: list[IslandSharding]) -> None:
-    for argument, own, cut in zip(source.arguments, made.arguments, cuts, strict=True):
+    Args:
+        writer: writes operations.
+        regions: the written region, and the program's.
+        carried: types and cuts of its arguments.
+        made: cuts of its results; None for a condition, which every island has whole.
+    """
+    (region, source), (kinds, cuts) = regions, carried
+    block = region.blocks.append(*kinds, arg_locs=[ir.Location.unknown()] * len(kinds))
+    for argument, own, cut in zip(source.blocks[0].arguments, block.arguments, cuts, strict=True):
         writer.define(argument, own, cut)
-    with ir.InsertionPoint(made):
-        writer.operations(source)
-        returned = source.operations[len(source.operations) - 1]
-        wholes = [IslandSharding.whole(len(shape_of(operand))) for operand in returned.operands]
-        kept = cuts if len(returned.operands) == len(cuts) and cuts else wholes
-        if _is_condition(returned):
-            kept = wholes
-        values = [writer.taken(v, cut) for v, cut in zip(returned.operands, kept, strict=True)]
-        writer.emitter.operation("stablehlo.return", [], values)
+    results = [IslandSharding.whole(0)] if made is None else made
+    _branch(writer, source.blocks[0], block, results)
 
 
 def _launched(
@@ -87,16 +92,17 @@ def _launched(
     """Writes a loop whose body is launched again and again."""
     body = operation.regions[1].blocks[0]
     operands, cuts = carried
-    captured = [writer.part(value) for value in captured_by(body)]
+    read = captured_by(body)
+    captured = [writer.part(value) for value in read]
     outer = dict(writer.known)
-    names = [*body.arguments, *captured_by(body)]
+    names = [*body.arguments, *read]
     all_cuts = [*cuts, *(part.cut for part in captured)]
 
     def write(block: Any) -> list[Value]:
         for name, own, cut in zip(names, block.arguments, all_cuts, strict=True):
             writer.define(name, own, cut)
         writer.operations(body)
-        returned = body.operations[len(body.operations) - 1]
+        returned = terminator_of(body)
         made = [writer.taken(v, cut) for v, cut in zip(returned.operands, cuts, strict=True)]
         return [*made, *list(block.arguments)[len(cuts) :]]
 
@@ -145,11 +151,9 @@ def launched(
     inner = [
         writer.emitter.inner(cut, list(kind.shape)) for kind, cut in zip(kinds, cuts, strict=True)
     ]
-    if all(inner) and inner:
-        text = ", ".join(str(one)[13:] for one in inner)
-        written.attributes["sdy.sharding"] = ir.Attribute.parse(
-            f"#sdy.sharding_per_value<[{text}]>"
-        )
+    known = [one for one in inner if one]
+    if known:
+        written.attributes["sdy.sharding"] = per_value(known)
     return list(written.results)
 
 
@@ -175,7 +179,7 @@ def write_case(writer: Writer, operation: Any) -> None:
 def _branch(writer: Writer, source: Any, block: Any, cuts: list[IslandSharding]) -> None:
     with ir.InsertionPoint(block):
         writer.operations(source)
-        returned = source.operations[len(source.operations) - 1]
+        returned = terminator_of(source)
         values = [writer.taken(v, cut) for v, cut in zip(returned.operands, cuts, strict=True)]
         writer.emitter.operation("stablehlo.return", [], values)
 
@@ -223,13 +227,6 @@ class _Attempt:
         """Erases the operation."""
         written.erase()
         self.writer.restore(self.crossings, self.resharded, self.loops)
-
-
-def _is_condition(returned: Any) -> bool:
-    """Returns whether a terminator returns a loop's condition."""
-    parent = returned.operation.parent
-    region = parent.regions[0].blocks[0].operations if parent.name == "stablehlo.while" else []
-    return bool(region) and region[len(region) - 1].operation == returned.operation
 
 
 def _function(kinds: Sequence[Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ leading dimension counts the islands of a group; `pieces` makes an exchange of i
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +14,12 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from fairway.host.backend import dtype_of
 from fairway.host.partition.axes import Dimension, IslandAxis, Islands, IslandSharding
-from fairway.host.partition.operations import CROSSING, ISLAND
+from fairway.host.partition.operations import CROSSING, ISLAND, maker_of, per_value
+from fairway.host.programs import ELEMENT_TYPES
 
-__all__ = ["Emitter", "Reshard", "bits", "byte_size", "plan_reshard"]
+__all__ = ["Emitter", "Reshard", "byte_size", "led", "plan_reshard"]
 
 Value = Any
 Digits = list[tuple[int, int | None]]
@@ -33,13 +34,11 @@ class Reshard:
     Attributes:
         moved: axes that one all-to-all takes from one dimension to another.
         gathered: axes that are gathered.
-        between: the cut then.
         sliced: axes that each island takes its part of, without communication.
     """
 
     moved: tuple[IslandAxis, ...]
     gathered: tuple[IslandAxis, ...]
-    between: IslandSharding
     sliced: tuple[IslandAxis, ...]
 
 
@@ -53,8 +52,8 @@ def plan_reshard(source: IslandSharding, target: IslandSharding, islands: Island
     is_apart = both and all(before[axis][0] != after[axis][0] for axis in both)
     moved = tuple(both) if is_apart and gone == both and come == both else ()
     if moved:
-        return Reshard(moved, (), target, ())
-    return Reshard((), tuple(gone), source.without(gone), tuple(come))
+        return Reshard(moved, (), ())
+    return Reshard((), tuple(gone), tuple(come))
 
 
 def _places(cut: IslandSharding) -> dict[IslandAxis, tuple[int, int]]:
@@ -105,14 +104,14 @@ class Emitter:
         """
         given = {key.replace("__", "."): value for key, value in attributes.items()}
         if inner is not None:
-            given["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{inner[13:]}]>")
+            given["sdy.sharding"] = per_value([inner])
         return ir.Operation.create(
             name, results=list(results), operands=list(operands), attributes=given
         )
 
     def inner(self, cut: IslandSharding, shape: Sequence[int]) -> str | None:
         """Returns how an island's part is sharded inside the island; None if there is no mesh."""
-        return dataclasses.replace(cut, mesh=cut.mesh or self._mesh).inner(shape)
+        return cut.inner(shape, self._mesh)
 
     def pinned(self, value: Value, cut: IslandSharding) -> Value:
         """Returns a value that XLA is to shard inside the island as a cut says."""
@@ -129,13 +128,12 @@ class Emitter:
         inner = self.inner(cut, list(ir.RankedTensorType(value.type).shape))
         if inner is None or value in self.arguments:
             return self.arguments.get(value) == inner
-        owner = getattr(value.owner, "operation", value.owner)
-        if isinstance(owner, ir.Block):
+        maker = maker_of(value)
+        if maker is None:
             return False
         for name in ("sharding", "sdy.sharding", "out_shardings"):
-            if name in owner.attributes:
-                text = str(owner.attributes[name])
-                return text in (inner, f"#sdy.sharding_per_value<[{inner[13:]}]>")
+            if name in maker.attributes:
+                return maker.attributes[name] in (ir.Attribute.parse(inner), per_value([inner]))
         return False
 
     def reshard(
@@ -157,24 +155,24 @@ class Emitter:
         if steps.gathered:
             value = self._gather(value, source, (shape, steps.gathered))
         if steps.sliced:
-            value = self._slice(value, steps.between, target, (shape, steps.sliced))
+            value = self._slice(value, target, (shape, steps.sliced))
         return value
 
     def reduce(
         self, value: Value, cut: IslandSharding, axes: Sequence[IslandAxis], reduction: str
     ) -> Value:
         """Returns the reduction of all islands' values along axes."""
-        return self._cross("reduce", value, (cut, tuple(axes)), reduction)
+        return self.cross("reduce", value, cut, self.islands.groups(axes), reduction)
 
     def reduce_scatter(
         self, value: Value, target: IslandSharding, shape: Sequence[int], axes: Sequence[IslandAxis]
     ) -> Value:
         """Returns each island's part of a sum of whole arrays over islands."""
         parts = self._split(value, target, axes)
-        own = self._cross("scatter", parts, (_led(target), tuple(axes)), "add")
+        own = self.cross("scatter", parts, led(target), self.islands.groups(axes), "add")
         return self.reshaped(own, target.local(shape), target)
 
-    def cross_groups(
+    def cross(
         self,
         kind: str,
         value: Value,
@@ -182,13 +180,14 @@ class Emitter:
         groups: list[list[int]],
         reduction: str = "",
     ) -> Value:
-        """Writes a crossing of groups of devices; ``permute`` has pairs instead.
+        """Writes a crossing.
 
         Args:
-            kind: as in the crossings of axes.
+            kind: ``gather`` adds a leading dimension, ``all_to_all`` exchanges along it, and
+                ``scatter`` leaves 1 of it; ``reduce`` and ``permute`` keep the shape.
             value: the operand.
             cut: how it is cut.
-            groups: devices that communicate.
+            groups: devices that communicate; pairs of source and target for ``permute``.
             reduction: how ``reduce`` and ``scatter`` reduce.
         """
         if not self.is_pinned(value, cut):
@@ -196,7 +195,7 @@ class Emitter:
         source = ir.RankedTensorType(value.type)
         shape = list(source.shape)
         if kind == "gather":
-            shape, cut = [len(groups[0]), *shape], _led(cut)
+            shape, cut = [len(groups[0]), *shape], led(cut)
         elif kind == "scatter":
             shape[0] = 1
         numbers: Any = ir.DenseI64ArrayAttr
@@ -237,7 +236,7 @@ class Emitter:
         parts = [*shape[:dimension], count, shape[dimension] // count, *shape[dimension + 1 :]]
         order = [dimension, *(i for i in range(len(parts)) if i != dimension)]
         split = self._transposed(self.reshaped(value, parts), order)
-        return self.reshaped(split, [parts[i] for i in order], _led(cut))
+        return self.reshaped(split, [parts[i] for i in order], led(cut))
 
     def ordinal(self, axes: Sequence[IslandAxis]) -> Value:
         """Returns the place of this island among those along axes, the first being major."""
@@ -279,19 +278,18 @@ class Emitter:
         self, value: Value, cut: IslandSharding, of: tuple[Sequence[int], Sequence[IslandAxis]]
     ) -> Value:
         shape, axes = of
-        stacked = self._cross("gather", value, (cut, tuple(axes)))
+        stacked = self.cross("gather", value, cut, self.islands.groups(axes))
         target = cut.without(axes)
         return self._join(stacked, cut, axes, (target, target.local(shape)))
 
     def _slice(
         self,
         value: Value,
-        source: IslandSharding,
         target: IslandSharding,
         of: tuple[Sequence[int], Sequence[IslandAxis]],
     ) -> Value:
         shape, axes = of
-        parts = self._split(value, target, axes, source)
+        parts = self._split(value, target, axes)
         kind = ir.RankedTensorType(parts.type)
         own = [1, *kind.shape[1:]]
         zero = self.constant(np.int32(0))
@@ -312,18 +310,12 @@ class Emitter:
         of: tuple[Sequence[int], Sequence[IslandAxis]],
     ) -> Value:
         shape, axes = of
-        parts = self._split(value, target, axes, source)
+        parts = self._split(value, target, axes)
         # Every dimension is now cut as by the source or by the target, by both where axes moved.
-        exchanged = self._cross("all_to_all", parts, (_led(target), tuple(axes)))
+        exchanged = self.cross("all_to_all", parts, led(target), self.islands.groups(axes))
         return self._join(exchanged, source, axes, (target, target.local(shape)))
 
-    def _split(
-        self,
-        value: Value,
-        target: IslandSharding,
-        axes: Sequence[IslandAxis],
-        source: IslandSharding | None = None,
-    ) -> Value:
+    def _split(self, value: Value, target: IslandSharding, axes: Sequence[IslandAxis]) -> Value:
         """Returns the parts of a value along axes of a cut, in a new leading dimension."""
         kind = ir.RankedTensorType(value.type)
         digits = [
@@ -335,7 +327,7 @@ class Emitter:
         value = self._transposed(self.reshaped(value, expanded), order)
         rest = [math.prod(s for s, key in dimension if key is None) for dimension in digits]
         count = math.prod(axis.size for axis in axes)
-        return self.reshaped(value, [count, *rest], _led(target))
+        return self.reshaped(value, [count, *rest], led(target))
 
     def _join(
         self,
@@ -346,9 +338,10 @@ class Emitter:
     ) -> Value:
         """Returns a value without its leading dimension, whose parts are along axes of a cut."""
         target, shape = made
-        digits = []
-        for dimension, extent in zip(cut.dims, shape, strict=True):
-            digits.append(_digits(dimension, axes, extent))
+        digits = [
+            _digits(dimension, axes, extent)
+            for dimension, extent in zip(cut.dims, shape, strict=True)
+        ]
         order = _leading(digits)
         flat = [size for dimension in digits for size, _ in dimension]
         value = self.reshaped(value, [flat[index] for index in order])
@@ -365,50 +358,8 @@ class Emitter:
             "stablehlo.transpose", [made], [value], permutation=numbers.get(order)
         ).result
 
-    def _cross(
-        self,
-        kind: str,
-        value: Value,
-        at: tuple[IslandSharding, tuple[IslandAxis, ...]],
-        reduction: str = "",
-    ) -> Value:
-        """Writes a crossing over axes.
 
-        Args:
-            kind: ``gather`` adds a leading dimension, ``all_to_all`` exchanges along it, and
-                ``scatter`` leaves 1 of it; ``reduce`` keeps the shape.
-            value: the operand.
-            at: cut of the operand, and the axes.
-            reduction: how ``reduce`` and ``scatter`` reduce.
-        """
-        cut, axes = at
-        if not self.is_pinned(value, cut):
-            value = self.pinned(value, cut)
-        source = ir.RankedTensorType(value.type)
-        shape = list(source.shape)
-        if kind == "gather":
-            shape = [math.prod(axis.size for axis in axes), *shape]
-            cut = _led(cut)
-        elif kind == "scatter":
-            shape[0] = 1
-        flat = [number for axis in axes for number in (axis.stride, axis.size)]
-        numbers: Any = ir.DenseI64ArrayAttr
-        self.crossings += 1
-        self.crossed_bytes += byte_size(source)
-        call = self.operation(
-            "stablehlo.custom_call",
-            [ir.RankedTensorType.get(shape, source.element_type)],
-            [value],
-            self.inner(cut, shape),
-            call_target_name=ir.StringAttr.get(CROSSING),
-            fairway__kind=ir.StringAttr.get(kind),
-            fairway__axes=numbers.get(flat),
-            fairway__reduction=ir.StringAttr.get(reduction),
-        )
-        return call.result
-
-
-def _led(cut: IslandSharding) -> IslandSharding:
+def led(cut: IslandSharding) -> IslandSharding:
     """Returns the cut of arrays with one more dimension, in front."""
     return IslandSharding(((), *cut.dims), cut.mesh)
 
@@ -441,18 +392,7 @@ def _leading(digits: list[Digits]) -> list[int]:
     return [*(index for _, index in placed), *(i for i, key in enumerate(flat) if key is None)]
 
 
-@functools.cache
-def _bits(text: str) -> int:
-    digits = "".join(letter for letter in text.split("E")[0] if letter.isdigit())
-    return max(8, int(digits or 8)) * (2 if text.startswith("complex") else 1)
-
-
-def bits(kind: Any) -> int:
-    """Returns the bits of an element."""
-    return _bits(str(kind))
-
-
 def byte_size(kind: Any) -> int:
     """Returns the bytes of an array of a type."""
     elements: int = math.prod(kind.shape)
-    return elements * bits(kind.element_type) // 8
+    return elements * dtype_of(ELEMENT_TYPES[str(kind.element_type)]).itemsize

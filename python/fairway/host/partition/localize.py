@@ -18,8 +18,11 @@ from fairway.host.partition.manual import Manual
 from fairway.host.partition.operations import (
     LOOP,
     blocks_of,
+    cloned,
+    maker_of,
     shape_of,
-    target_of_value,
+    target_of,
+    terminator_of,
 )
 from fairway.host.partition.rules import Factors, choose, read_rule, reduction_of
 from fairway.host.partition.writer import IslandValue, Writer
@@ -50,7 +53,7 @@ class Localizer(Writer):
             own = block.add_argument(self.local(argument, cut), ir.Location.unknown())
             self.known[argument] = IslandValue(own, cut)
             self.emitter.arguments[own] = self.emitter.inner(cut, list(own.type.shape))
-        returned = source.operations[len(source.operations) - 1]
+        returned = terminator_of(source)
         made = [
             self.cut_of(attribute, operand)
             for attribute, operand in zip(
@@ -65,16 +68,13 @@ class Localizer(Writer):
             # Results have memory of their own, as XLA's do: none is an argument or another result.
             taken = set(block.arguments)
             for index, (value, cut) in enumerate(zip(values, made, strict=True)):
-                is_known = self.emitter.is_pinned(value, cut) and target_of_value(value) != LOOP
-                if value in taken or not is_known:
+                maker = maker_of(value)
+                is_of_loop = maker is not None and target_of(maker) == LOOP
+                if value in taken or is_of_loop or not self.emitter.is_pinned(value, cut):
                     values[index] = self.emitter.pinned(value, cut)
                 taken.add(value)
             self.emitter.operation("func.return", [], values)
         return given, made
-
-    # Values
-
-    # Operations
 
     def operation(self, operation: Any) -> None:
         """Writes one operation of the program."""
@@ -177,8 +177,7 @@ class Localizer(Writer):
 
     def _copied(self, operation: Any, operands: Sequence[Value]) -> Any:
         """Copies an operation with other operands; its regions may use constants around it."""
-        written = operation.clone(ip=ir.InsertionPoint.current)
-        written = getattr(written, "operation", written)
+        written = cloned(operation, ir.InsertionPoint.current)
         for index, operand in enumerate(operands):
             written.operands[index] = operand
         for block in blocks_of(written):
@@ -206,18 +205,18 @@ class Localizer(Writer):
         if not over:
             return operands
         axes = [axis for axis in self.islands.axes if axis in over]
+        bit = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+        direction: Any = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
+        first = self.emitter.operation(
+            "stablehlo.compare",
+            [bit],
+            [self.emitter.ordinal(axes), self.emitter.constant(np.int32(0))],
+            comparison_direction=direction,
+        ).result
         masked = []
         for value in operands[:count]:
             kind = ir.RankedTensorType(value.type)
             zero = self._zeros(kind)
-            bit = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-            direction: Any = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
-            first = self.emitter.operation(
-                "stablehlo.compare",
-                [bit],
-                [self.emitter.ordinal(axes), self.emitter.constant(np.int32(0))],
-                comparison_direction=direction,
-            ).result
             masked.append(
                 self.emitter.operation("stablehlo.select", [kind], [first, value, zero]).result
             )
@@ -269,11 +268,11 @@ class Localizer(Writer):
         block = function.regions[0].blocks[0]
         for argument, operand in zip(block.arguments, operation.operands, strict=True):
             self.known[argument] = self.part(operand)
-        before = dict(self.resharded)
+        before = self.resharded
         self.resharded = {}  # a function that is called twice has other values each time
         self.operations(block)
         self.resharded = before
-        returned = block.operations[len(block.operations) - 1]
+        returned = terminator_of(block)
         for result, value in zip(operation.results, returned.operands, strict=True):
             self.known[result] = self.part(value)
 
@@ -288,21 +287,17 @@ class Localizer(Writer):
 
     def _collective(self, operation: Any) -> None:
         """Writes a collective of a region for single devices."""
-        if self.crosses(operation):
-            [operand], [result] = operation.operands, operation.results
-            part = self.part(operand)
-            value = cross(self.emitter, operation, (part.value, part.cut), 0)
-            self.known[result] = IslandValue(value, part.cut)
-            return
-        table = local_collective(operation, self.islands)
         [operand], [result] = operation.operands, operation.results
         part = self.part(operand)
+        if self.crosses(operation):
+            value = cross(self.emitter, operation, (part.value, part.cut), 0)
+            self.define(result, value, part.cut)
+            return
         written = self._copied(operation, [part.value])
-        written.attributes[COLLECTIVES[operation.name]] = table
-        self.annotate(written, operation.results, [IslandSharding.whole(len(shape_of(result)))])
-        self.known[result] = IslandValue(
-            written.results[0], IslandSharding.whole(len(shape_of(result)))
-        )
+        written.attributes[COLLECTIVES[operation.name]] = local_collective(operation, self.islands)
+        whole = IslandSharding.whole(len(shape_of(result)))
+        self.annotate(written, operation.results, [whole])
+        self.define(result, written.results[0], whole)
 
     def _partition_id(self, operation: Any) -> None:
         """Writes the number of a device in the whole program."""

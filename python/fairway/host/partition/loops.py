@@ -6,6 +6,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from fairway.host.partition.operations import maker_of, terminator_of
+
 __all__ = ["trip_count"]
 
 
@@ -16,9 +18,7 @@ def trip_count(loop: Any, functions: dict[str, Any]) -> int | None:
         loop: a ``stablehlo.while``, as JAX makes it of ``scan`` and ``fori_loop``.
         functions: functions of the program, by name.
     """
-    condition = [one.operation for one in loop.regions[0].blocks[0].operations]
-    returned = condition[-1].operands[0].owner
-    compared = getattr(returned, "operation", returned)
+    compared = maker_of(terminator_of(loop.regions[0].blocks[0]).operands[0])
     if getattr(compared, "name", None) != "stablehlo.compare":
         return None
     if "LT" not in str(compared.attributes["comparison_direction"]):
@@ -39,14 +39,13 @@ def trip_count(loop: Any, functions: dict[str, Any]) -> int | None:
 def _step(loop: Any, index: int, functions: dict[str, Any]) -> int | None:
     """Returns the constant that a body adds to a carried counter."""
     body = loop.regions[1].blocks[0]
-    returned = body.operations[len(body.operations) - 1]
-    argument, value = body.arguments[index], returned.operands[index]
-    owner = getattr(value.owner, "operation", value.owner)
+    argument, value = body.arguments[index], terminator_of(body).operands[index]
+    owner = maker_of(value)
     if getattr(owner, "name", None) == "func.call":
         name = ir.FlatSymbolRefAttr(owner.attributes["callee"]).value
         block = functions[name].regions[0].blocks[0]
         results = list(owner.results)
-        inner = block.operations[len(block.operations) - 1].operands[results.index(value)]
+        inner = terminator_of(block).operands[results.index(value)]
         arguments = [
             own
             for own, given in zip(block.arguments, owner.operands, strict=True)
@@ -57,7 +56,7 @@ def _step(loop: Any, index: int, functions: dict[str, Any]) -> int | None:
 
 
 def _added(value: Any, arguments: list[Any]) -> int | None:
-    owner = getattr(value.owner, "operation", value.owner)
+    owner = maker_of(value)
     if getattr(owner, "name", None) != "stablehlo.add":
         return None
     one, other = owner.operands
@@ -68,7 +67,7 @@ def _added(value: Any, arguments: list[Any]) -> int | None:
 
 def _constant(value: Any) -> int | None:
     """Returns the integer that a scalar value is, if it is a constant."""
-    owner = getattr(value.owner, "operation", value.owner)
+    owner = maker_of(value)
     if getattr(owner, "name", None) not in ("stablehlo.constant", "sdy.constant"):
         return None
     elements: Any = ir.DenseElementsAttr

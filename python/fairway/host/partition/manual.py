@@ -20,18 +20,22 @@ from fairway.host.partition.collectives import COLLECTIVES, cross
 from fairway.host.partition.control import launched
 from fairway.host.partition.emitter import Emitter
 from fairway.host.partition.loops import trip_count
-from fairway.host.partition.operations import blocks_of, captured_by, operands_of, rename
+from fairway.host.partition.operations import (
+    blocks_of,
+    by_level,
+    captured_by,
+    cloned,
+    operands_of,
+    per_value,
+    rename,
+    terminator_of,
+)
 from fairway.host.partition.writer import Writer
 from fairway.host.screening import RefusedError
 
 __all__ = ["Manual"]
 
 Value = Any
-
-
-def reads_of(operation: Any) -> list[Value]:
-    """Returns the values that an operation reads, each once."""
-    return list(dict.fromkeys(operands_of(operation)))
 
 
 @dataclasses.dataclass
@@ -86,7 +90,7 @@ class Manual:
         ]
         block = self._block
         entries = dict(zip(block.arguments, zip(operands, self._given, strict=True), strict=True))
-        returned = block.operations[len(block.operations) - 1]
+        returned = terminator_of(block)
         inline(block, writer)
         operations = [one.operation for one in block.operations][:-1]
         if not self._inner:
@@ -129,26 +133,14 @@ class Manual:
             state: what has been made, to which is added what later segments read.
             wanted: values that are read after these operations.
         """
-        levels: dict[Value, int] = {}
-        segments: dict[int, list[Any]] = {}
-        crossing: dict[int, list[Any]] = {}
-        for operation in operations:
-            reads = list(reads_of(operation))
-            level = max((levels.get(value, 0) for value in reads), default=0)
-            crosses = self._crosses(operation)
-            (crossing if crosses else segments).setdefault(level, []).append(operation)
-            for result in operation.results:
-                levels[result] = level + 1 if crosses else level
-        last = max([*segments, *crossing], default=-1)
-        for level in range(last + 1):
-            own = segments.get(level, [])
-            later = [one for after in range(level + 1, last + 1) for one in segments.get(after, ())]
-            later += [one for at in range(level, last + 1) for one in crossing.get(at, ())]
-            read = {value for one in later for value in reads_of(one)} | set(wanted)
+        levels = list(by_level(operations, operands_of, self._crosses))
+        for level, (own, crossing) in enumerate(levels):
+            later = [one for after in levels[level + 1 :] for part in after for one in part]
+            read = {v for one in (*crossing, *later) for v in operands_of(one)} | set(wanted)
             made = [v for one in own for v in one.results if v in read]
             entered = [
                 value
-                for one in crossing.get(level, ())
+                for one in crossing
                 for value in one.operands
                 if value in state.entries and value not in state.stacked
             ]
@@ -156,7 +148,7 @@ class Manual:
             if made:
                 values = self._segment(own, state, made, None)
                 state.stacked.update(zip(made, values, strict=True))
-            for operation in crossing.get(level, ()):
+            for operation in crossing:
                 self._cross(operation, state)
 
     def _crosses(self, operation: Any) -> bool:
@@ -180,7 +172,7 @@ class Manual:
             cuts: how these are cut outside of the region; None to stack them.
         """
         local = {value for one in operations for value in one.results}
-        reads = [v for one in operations for v in reads_of(one)] + list(made)
+        reads = [v for one in operations for v in operands_of(one)] + list(made)
         inputs = [v for v in dict.fromkeys(reads) if v not in local]
         outer, given, kinds = [], [], []
         for value in inputs:
@@ -194,7 +186,7 @@ class Manual:
                 island = self._emitter.ordinal(self._writer.islands.axes)
             outer.append(island)
             assert self._mesh is not None
-            given.append(f"<@{self._mesh.name}, []>")
+            given.append(f"#sdy.sharding<@{self._mesh.name}, []>")
             kinds.append(island.type)
         results = [self._result(v, None if cuts is None else cuts[i]) for i, v in enumerate(made)]
         written = ir.Operation.create(
@@ -202,8 +194,8 @@ class Manual:
             results=[kind for kind, _ in results],
             operands=outer,
             attributes={
-                "in_shardings": _per_value(given),
-                "out_shardings": _per_value(
+                "in_shardings": per_value(given),
+                "out_shardings": per_value(
                     [_closed(self._emitter, cut, kind) for kind, cut in results]
                 ),
                 "manual_axes": self._axes(),
@@ -228,6 +220,13 @@ class Manual:
                 values.append(self._emitter.reshaped(own, stacked))
             ir.Operation.create("sdy.return", operands=values)
         return list(written.results)
+
+    def _stacked(self, values: Sequence[Value], state: _State) -> list[Value]:
+        """Returns values as they are between segments."""
+        missing = [value for value in dict.fromkeys(values) if value not in state.stacked]
+        if missing:
+            state.stacked.update(zip(missing, self._segment([], state, missing, None), strict=True))
+        return [state.stacked[value] for value in values]
 
     def _outside(self, value: Value, state: _State) -> tuple[Value, IslandSharding]:
         """Returns a value that a segment reads, as it is outside of the region, and its cut."""
@@ -295,23 +294,16 @@ class Manual:
         body = operation.regions[1].blocks[0]
         captured = captured_by(body)
         given = [*operation.operands, *captured]
-        missing = [v for v in dict.fromkeys(given) if v not in state.stacked]
-        if missing:
-            state.stacked.update(zip(missing, self._segment([], state, missing, None), strict=True))
-        operands = [state.stacked[value] for value in given]
+        operands = self._stacked(given, state)
         cuts = [self._stack_cut(len(ir.RankedTensorType(value.type).shape)) for value in given]
 
         def write(block: Any) -> list[Value]:
             names = [*body.arguments, *captured]
             inner = _State(dict(zip(names, block.arguments, strict=True)), {})
-            returned = body.operations[len(body.operations) - 1]
+            returned = terminator_of(body)
             operations = [one.operation for one in body.operations][:-1]
             self._segments(operations, inner, list(returned.operands))
-            missing = [v for v in dict.fromkeys(returned.operands) if v not in inner.stacked]
-            if missing:
-                made = self._segment([], inner, missing, None)
-                inner.stacked.update(zip(missing, made, strict=True))
-            made = [inner.stacked[value] for value in returned.operands]
+            made = self._stacked(list(returned.operands), inner)
             return [*made, *list(block.arguments)[len(made) :]]
 
         results = launched(self._writer, (operands, cuts), count, write)
@@ -339,8 +331,7 @@ def _inline_call(call: Any, writer: Writer) -> None:
     known = dict(zip(body.arguments, call.operands, strict=True))
     operations = [one.operation for one in body.operations]
     for operation in operations[:-1]:
-        written = operation.clone(ip=ir.InsertionPoint(call))
-        written = getattr(written, "operation", written)
+        written = cloned(operation, ir.InsertionPoint(call))
         rename(written, known)
         known.update(zip(operation.results, written.results, strict=True))
     for result, value in zip(call.results, operations[-1].operands, strict=True):
@@ -363,10 +354,6 @@ def _shardings(operation: Any, name: str) -> list[Any]:
 
 
 def _closed(emitter: Emitter, cut: IslandSharding, value: Any) -> str:
-    """Returns a sharding inside an island, as one of several values."""
+    """Returns how a value, or one of a type, is sharded inside an island."""
     kind = ir.RankedTensorType(getattr(value, "type", value))
-    return str(emitter.inner(cut, list(kind.shape)))[13:]
-
-
-def _per_value(shardings: Sequence[str]) -> Any:
-    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(shardings)}]>")
+    return str(emitter.inner(cut, list(kind.shape)))

@@ -6,7 +6,7 @@ Marked calls are custom calls that never reach XLA: `pieces` replaces them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -17,13 +17,17 @@ __all__ = [
     "LOOP",
     "SHARDING",
     "blocks_of",
+    "by_level",
     "captured_by",
+    "cloned",
+    "maker_of",
     "operands_of",
+    "per_value",
     "place_of",
     "rename",
     "shape_of",
     "target_of",
-    "target_of_value",
+    "terminator_of",
 ]
 
 Value = Any
@@ -61,10 +65,27 @@ def target_of(operation: Any) -> str:
     return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
-def target_of_value(value: Value) -> str:
-    """Returns the target of the custom call that makes a value; empty if none does."""
-    owner = getattr(value.owner, "operation", value.owner)
-    return "" if isinstance(owner, ir.Block) else target_of(owner)
+def maker_of(value: Value) -> Any:
+    """Returns the operation that makes a value; None for an argument of a block."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else getattr(owner, "operation", owner)
+
+
+def terminator_of(block: Any) -> Any:
+    """Returns the last operation of a block, which returns its results."""
+    return block.operations[len(block.operations) - 1].operation
+
+
+def cloned(operation: Any, at: Any) -> Any:
+    """Returns a copy of an operation at an insertion point."""
+    written = operation.clone(ip=at)
+    return getattr(written, "operation", written)
+
+
+def per_value(shardings: Sequence[str]) -> Any:
+    """Returns the attribute of several values' shardings, each as Shardy writes it alone."""
+    listed = ", ".join(sharding.removeprefix("#sdy.sharding") for sharding in shardings)
+    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{listed}]>")
 
 
 def blocks_of(operation: Any) -> Iterator[Any]:
@@ -76,14 +97,8 @@ def blocks_of(operation: Any) -> Iterator[Any]:
 def operands_of(operation: Any) -> Iterator[Value]:
     """Returns the values that an operation reads, also in its regions, from outside of it."""
     yield from operation.operands
-    inside: set[Value] = set()
     for block in blocks_of(operation):
-        inside.update(block.arguments)
-        for inner in block.operations:
-            for operand in operands_of(inner.operation):
-                if operand not in inside:
-                    yield operand
-            inside.update(inner.operation.results)
+        yield from captured_by(block)
 
 
 def captured_by(block: Any) -> list[Value]:
@@ -94,6 +109,31 @@ def captured_by(block: Any) -> list[Value]:
         found |= {value: None for value in operands_of(operation.operation) if value not in inside}
         inside.update(operation.operation.results)
     return list(found)
+
+
+def by_level(
+    operations: Iterable[Any],
+    reads: Callable[[Any], Iterable[Value]],
+    crosses: Callable[[Any], bool],
+) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Yields operations by the number of crossings before them: others, and those that cross.
+
+    Args:
+        operations: in an order in which each follows those that it reads.
+        reads: the values that an operation reads.
+        crosses: whether it crosses.
+    """
+    levels: dict[Value, int] = {}
+    found: list[tuple[list[Any], list[Any]]] = []
+    for operation in operations:
+        level = max((levels.get(value, 0) for value in reads(operation)), default=0)
+        is_crossing = crosses(operation)
+        while len(found) <= level:
+            found.append(([], []))
+        found[level][is_crossing].append(operation)
+        for result in operation.results:
+            levels[result] = level + is_crossing
+    yield from found
 
 
 def rename(operation: Any, known: dict[Value, Value]) -> None:

@@ -7,6 +7,7 @@ large as that allows. Small constant operations are repeated where they are used
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from fairway.host.partition.operations import (
     ISLAND,
     LOOP,
     blocks_of,
+    by_level,
     operands_of,
     target_of,
 )
@@ -104,13 +106,13 @@ class _Cutter:
     """Divides the operations of a block."""
 
     def __init__(self, operations: list[Any]) -> None:
-        self._operations = operations
+        self._place = {operation: index for index, operation in enumerate(operations)}
         self._reads = {
             operation: list(dict.fromkeys(operands_of(operation))) for operation in operations
         }
         self._maker = {result: one for one in operations for result in one.results}
         self._repeated: set[Any] = set()
-        for operation in operations:
+        for operation in operations:  # one by one: an operation is repeated if its operands are
             if self._is_repeated(operation):
                 self._repeated.add(operation)
 
@@ -119,10 +121,7 @@ class _Cutter:
             return True
         if target_of(operation) or len(operation.regions) or len(operation.results) != 1:
             return False
-        kind = operation.results[0].type
-        elements = 1
-        for extent in ir.RankedTensorType(kind).shape:
-            elements *= extent
+        elements = math.prod(ir.RankedTensorType(operation.results[0].type).shape)
         is_small = elements <= SMALL or operation.name == "stablehlo.broadcast_in_dim"
         return is_small and all(
             self._maker.get(value) in self._repeated for value in self._reads[operation]
@@ -130,19 +129,12 @@ class _Cutter:
 
     def pieces(self) -> Iterator[Piece]:
         """Returns computations, level by level, and the exchanges between."""
-        levels: dict[Value, int] = {}
-        computations: dict[int, list[Any]] = {}
-        crossing: dict[int, list[Any]] = {}
-        for operation in self._operations:
-            if operation in self._repeated:
-                continue
-            level = max((levels.get(value, 0) for value in self._reads[operation]), default=0)
-            crosses = target_of(operation) in (CROSSING, LOOP)
-            (crossing if crosses else computations).setdefault(level, []).append(operation)
-            for result in operation.results:
-                levels[result] = level + 1 if crosses else level
-        for level in range(max([*computations, *crossing], default=-1) + 1):
-            yield from self._level(computations.get(level, []), crossing.get(level, []))
+        operations = [one for one in self._place if one not in self._repeated]
+        levels = by_level(
+            operations, self._reads.__getitem__, lambda one: target_of(one) in (CROSSING, LOOP)
+        )
+        for computations, crossing in levels:
+            yield from self._level(computations, crossing)
 
     def _level(self, operations: list[Any], crossing: list[Any]) -> Iterator[Piece]:
         """Returns the pieces of a level: what crosses early is computed first.
@@ -156,11 +148,10 @@ class _Cutter:
         ]
         exchanges += self._bundles([one for one in crossing if target_of(one) != LOOP])
         left = dict.fromkeys(operations)
-        place = {operation: index for index, operation in enumerate(operations)}
         for index, exchange in enumerate(exchanges):
             is_last = all(isinstance(one, Loop) for one in exchanges[index:])
             needed = list(left) if is_last else self._ancestors(exchange.operands, left)
-            own = sorted(needed, key=place.__getitem__)
+            own = sorted(needed, key=self._place.__getitem__)
             for operation in own:
                 del left[operation]
             if own:
@@ -183,11 +174,13 @@ class _Cutter:
 
     def _bundles(self, crossing: Sequence[Any]) -> list[CrossingBundle | Loop]:
         """Returns crossings in bundles, in the order in which their operands are made."""
-        place = {result: i for i, one in enumerate(self._operations) for result in one.results}
-        ordered = sorted(crossing, key=lambda one: place.get(one.operands[0], -1))
+
+        def made(operation: Any) -> int:
+            return self._place.get(self._maker.get(operation.operands[0]), -1)
+
         bundles: list[CrossingBundle | Loop] = []
         open_bundles: dict[Any, tuple[CrossingBundle, int]] = {}
-        for operation in ordered:
+        for operation in sorted(crossing, key=made):
             key = _likeness(operation)
             bundle, size = open_bundles.get(key, (None, 0))
             if bundle is None:
@@ -200,14 +193,13 @@ class _Cutter:
                 del open_bundles[key]
         return bundles
 
-    def connect(self, pieces: Sequence[Piece], returned: list[Value]) -> None:
+    def connect(self, pieces: list[Piece], returned: list[Value]) -> None:
         """Finds what each computation takes and returns; adds one for constants that leave."""
         wanted: set[Value] = set(returned)
         for piece in pieces:
             if isinstance(piece, Computation):
                 self._complete(piece)
             wanted.update(piece.operands)
-        assert isinstance(pieces, list)
         constants = [value for value in wanted if self._maker.get(value) in self._repeated]
         if constants:
             first = Computation([self._maker[value] for value in constants])
@@ -263,10 +255,8 @@ def _needs_island(operation: Any) -> bool:
 def _likeness(operation: Any) -> Any:
     """Returns a key that is equal for crossings that can be carried out as one."""
     attributes = operation.attributes
-    names = ("kind", "axes", "groups", "width", "reduction")
-    found = tuple(
-        str(attributes[f"fairway.{name}"]) for name in names if f"fairway.{name}" in attributes
-    )
+    names = ("kind", "groups", "width", "reduction")
+    found = tuple(attributes[f"fairway.{name}"] for name in names)
     kind = ir.RankedTensorType(operation.operands[0].type)
     # Operands that are sharded alike inside an island have shards that differ between the same
     # devices; one that is not sharded at all is sent once for all of them.

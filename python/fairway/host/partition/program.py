@@ -13,8 +13,18 @@ from jaxlib.mlir.dialects import sdy
 
 from fairway.host.backend import Backend, dtype_of
 from fairway.host.ifrt_ir import quoted
-from fairway.host.partition.axes import IslandAxis, Islands, IslandSharding, MeshView, Token
-from fairway.host.partition.operations import ISLAND, SHARDING, rename, target_of
+from fairway.host.partition.axes import Islands, IslandSharding, MeshView, Token, whole_mesh
+from fairway.host.partition.operations import (
+    ISLAND,
+    SHARDING,
+    blocks_of,
+    cloned,
+    maker_of,
+    rename,
+    shape_of,
+    target_of,
+    terminator_of,
+)
 from fairway.host.partition.pieces import (
     Computation,
     CrossingBundle,
@@ -147,7 +157,7 @@ class Assembler:
             text = self._type(self._whole(argument, one))
             inputs.append(f"input %{index}: {text}{' donated' if index in donated else ''}")
         self._values = len(inputs)
-        returned = block.operations[len(block.operations) - 1]
+        returned = terminator_of(block)
         for value, one in zip(returned.operands, made, strict=True):
             self._results.setdefault(value, one)
         self._pieces(cut(block), numbers)
@@ -177,7 +187,7 @@ class Assembler:
         block = function.regions[0].blocks[0]
         if loop.number not in self._cut_bodies:
             self._cut_bodies[loop.number] = cut(block)
-        returned = block.operations[len(block.operations) - 1]
+        returned = terminator_of(block)
         carried = [numbers[operand] for operand in loop.operation.operands]
         for value, result in zip(block.arguments, loop.operation.results, strict=True):
             self._arguments.setdefault(value, self._layout(result).cut)
@@ -220,19 +230,15 @@ class Assembler:
 
     def _annotated(self, value: Value) -> IslandSharding:
         rank = len(ir.RankedTensorType(value.type).shape)
-        owner = getattr(value.owner, "operation", value.owner)
-        names = (
-            ()
-            if isinstance(owner, ir.Block)
-            else ("sharding", "out_shardings", "sdy.sharding", SHARDING)
-        )
-        found = [owner.attributes[name] for name in names if name in owner.attributes]
-        if not found:
+        maker = maker_of(value)
+        attributes = {} if maker is None else maker.attributes
+        names = ("sharding", "out_shardings", "sdy.sharding", SHARDING)
+        sharding = next((attributes[name] for name in names if name in attributes), None)
+        if sharding is None:
             return IslandSharding.whole(rank)
-        sharding = found[0]
         if sdy.TensorShardingPerValueAttr.isinstance(sharding):
             given = sdy.TensorShardingPerValueAttr(sharding).shardings
-            sharding = given[list(owner.results).index(value)]
+            sharding = given[list(maker.results).index(value)]
         sharding = sdy.TensorShardingAttr(sharding)
         name = ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value
         return self._meshes[name].inner_cut(sharding)
@@ -308,35 +314,14 @@ class Assembler:
             shapes,
         )
 
-    def _communicating(self, attributes: Any) -> list[list[int]]:
+    @staticmethod
+    def _communicating(attributes: Any) -> list[list[int]]:
         """Returns the devices that communicate in a crossing."""
         numbers: Any = ir.DenseI64ArrayAttr
-        if "fairway.groups" in attributes:
-            flat = list(numbers(attributes["fairway.groups"]))
-            width = ir.IntegerAttr(attributes["fairway.width"]).value
-            rows = [flat[first : first + width] for first in range(0, len(flat), width)]
-            return [[device for device in row if device >= 0] for row in rows]
-        flat = list(numbers(attributes["fairway.axes"]))
-        return self._groups([IslandAxis(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)])
-
-    def _groups(self, axes: Sequence[IslandAxis]) -> list[list[int]]:
-        """Returns the devices that communicate along axes: those of equal place."""
-        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for island in range(self._islands.count):
-            others = tuple(
-                self._islands.coordinate(axis, island)
-                for axis in self._islands.axes
-                if axis not in axes
-            )
-            place = 0
-            for axis in axes:
-                place = place * axis.size + self._islands.coordinate(axis, island)
-            groups.setdefault(others, []).append((place, island))
-        return [
-            [self._islands.members[island][number] for _, island in sorted(group)]
-            for group in groups.values()
-            for number in range(self._islands.size)
-        ]
+        flat = list(numbers(attributes["fairway.groups"]))
+        width = ir.IntegerAttr(attributes["fairway.width"]).value
+        rows = [flat[first : first + width] for first in range(0, len(flat), width)]
+        return [[device for device in row if device >= 0] for row in rows]
 
     def _computation(self, piece: Computation, name: str) -> FunctionPart:
         """Returns the code of a computation."""
@@ -389,8 +374,7 @@ class Assembler:
                 if target_of(operation) == ISLAND:
                     known[operation.results[0]] = island
                     continue
-                written = operation.clone(ip=ir.InsertionPoint.current)
-                written = getattr(written, "operation", written)
+                written = cloned(operation, ir.InsertionPoint.current)
                 _strip(written, island)
                 rename(written, known)
                 known.update(zip(operation.results, written.results, strict=True))
@@ -399,13 +383,9 @@ class Assembler:
 
     def _sharding(self, value: Value) -> Any:
         inner = self._inner(value)
-        text = inner.inner(list(ir.RankedTensorType(value.type).shape))
+        text = inner.inner(shape_of(value), whole_mesh(self._meshes))
         if text is None:
-            whole = [view for view in self._meshes.values() if view.is_whole]
-            if not whole:
-                return ir.DictAttr.get({})
-            dims = ", ".join("{}" for _ in inner.dims)
-            text = f"#sdy.sharding<@{whole[0].name}, [{dims}]>"
+            return ir.DictAttr.get({})
         return ir.DictAttr.get({"sdy.sharding": ir.Attribute.parse(text)})
 
 
@@ -418,11 +398,10 @@ def _strip(operation: Any, island: Value) -> None:
     """
     if SHARDING in operation.attributes:
         del operation.attributes[SHARDING]
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in list(block.operations):
-                if target_of(inner.operation) == ISLAND:
-                    inner.operation.results[0].replace_all_uses_with(island)
-                    inner.operation.erase()
-                else:
-                    _strip(inner.operation, island)
+    for block in blocks_of(operation):
+        for inner in list(block.operations):
+            if target_of(inner.operation) == ISLAND:
+                inner.operation.results[0].replace_all_uses_with(island)
+                inner.operation.erase()
+            else:
+                _strip(inner.operation, island)

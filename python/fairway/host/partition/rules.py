@@ -15,8 +15,9 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from fairway.host import shard_maps
 from fairway.host.partition.axes import Dimension, IslandAxis, IslandSharding, Token
-from fairway.host.partition.emitter import bits
+from fairway.host.partition.emitter import byte_size
 
 __all__ = ["Factors", "Strategy", "choose", "read_rule", "reduction_of"]
 
@@ -24,20 +25,12 @@ Factor = int
 Mapping = tuple[tuple[Factor, ...], ...]
 """For each dimension of a value, its factors, the major one first."""
 
-REDUCTIONS = {
-    "stablehlo.add": "add",
-    "stablehlo.maximum": "maximum",
-    "stablehlo.minimum": "minimum",
-    "stablehlo.multiply": "multiply",
-    "stablehlo.and": "and",
-    "stablehlo.or": "or",
-}
+REDUCTIONS = {name: name.partition(".")[2] for name in shard_maps.REDUCTIONS}
 """Reductions by the operation that combines two elements."""
 POSITIONAL = {"stablehlo.rng_bit_generator", "stablehlo.rng"}
 """Operations whose elements depend on where they are in the whole array."""
 ELEMENTWISE = ("chlo.",)
 """Families whose operations of equal shapes are elementwise where Shardy has no rule for them."""
-REDUCED_SCATTERS = {"stablehlo.scatter"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +235,7 @@ def _sites(
 ) -> list[_Site]:
     sites = []
     for value, cut, mapping in zip(values, cuts, mappings, strict=True):
-        size = math.prod(value.type.shape) * bits(value.type.element_type) // 8
+        size = byte_size(value.type)
         sites.append(_Site(size, cut, mapping, factored(cut, mapping, sizes) or {}))
     return sites
 

@@ -11,10 +11,10 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from fairway.host.partition.axes import Islands, IslandSharding, MeshView
+from fairway.host.partition.axes import Islands, IslandSharding, MeshView, whole_mesh
 from fairway.host.partition.collectives import COLLECTIVES, groups_of
 from fairway.host.partition.emitter import Emitter
-from fairway.host.partition.operations import SHARDING, blocks_of, place_of, shape_of
+from fairway.host.partition.operations import SHARDING, blocks_of, per_value, place_of, shape_of
 
 __all__ = ["IslandValue", "Writer"]
 
@@ -53,8 +53,7 @@ class Writer(abc.ABC):
     """
 
     def __init__(self, module: Any, islands: Islands, meshes: dict[str, MeshView]) -> None:
-        whole = [view.name for view in meshes.values() if view.is_whole]
-        self.emitter = Emitter(islands, whole[0] if whole else None)
+        self.emitter = Emitter(islands, whole_mesh(meshes))
         self.loops: list[Any] = []
         self.warnings: dict[str, float] = {}
         self.islands = islands
@@ -148,7 +147,7 @@ class Writer(abc.ABC):
     ) -> None:
         """Sets the island's parts of several values."""
         for result, value, cut in zip(results, values, cuts, strict=True):
-            self.known[result] = IslandValue(value, cut)
+            self.define(result, value, cut)
 
     def only_inner(self, cut: IslandSharding) -> IslandSharding:
         """Returns a cut without the islands: each has the whole."""
@@ -163,18 +162,13 @@ class Writer(abc.ABC):
                 del written.attributes[name]
         # XLA drops what a loop only passes on, but not its sharding.
         name = SHARDING if len(written.regions) and written.name in CONTROL else "sdy.sharding"
+        mesh = next((cut.mesh for cut in cuts if cut.mesh), None)
         inner = [
-            cut.inner(cut.local(shape_of(result)))
+            cut.inner(cut.local(shape_of(result)), mesh)
             for result, cut in zip(results, cuts, strict=True)
         ]
-        if any(inner):
-            mesh = next(cut.mesh for cut in cuts if cut.mesh)
-            listed = [
-                one[13:] if one else f"<@{mesh}, [{', '.join('{}' for _ in cut.dims)}]>"
-                for one, cut in zip(inner, cuts, strict=True)
-            ]
-            text = f"#sdy.sharding_per_value<[{', '.join(listed)}]>"
-            written.attributes[name] = ir.Attribute.parse(text)
+        if known := [one for one in inner if one]:
+            written.attributes[name] = per_value(known)
 
     def operations(self, block: Any) -> None:
         """Writes all operations of a block but its terminator."""
@@ -207,11 +201,10 @@ class Writer(abc.ABC):
         """
         before = self.number
         self.number = block.arguments[place] if place < len(block.arguments) else None
-        self.alone += 1
         try:
-            yield
+            with self.everywhere():
+                yield
         finally:
-            self.alone -= 1
             self.number = before
 
     @contextlib.contextmanager
