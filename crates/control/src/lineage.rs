@@ -80,16 +80,16 @@ impl Lineage {
         self.operations.push_back(Operation { made, read, program });
     }
 
-    /// Returns the buffers that derive from `lost`: all newer ones if not all operations since are
+    /// Returns the buffers that derive from those numbered `lost`: all newer ones if not all operations since are
     /// remembered.
-    pub fn derived(&self, lost: BufferId) -> Derived {
-        let is_forgotten = lost.0 < self.forgotten;
-        let end = if is_forgotten { u64::MAX } else { lost.0 + 1 };
-        let mut derived = Derived(std::iter::once(lost.0..end).collect());
+    pub fn derived(&self, lost: Range<u64>) -> Derived {
+        let is_forgotten = lost.start < self.forgotten;
+        let end = if is_forgotten { u64::MAX } else { lost.end };
+        let mut derived = Derived(std::iter::once(lost.start..end).collect());
         if is_forgotten {
             return derived;
         }
-        for operation in self.operations.iter().filter(|one| one.made.end > lost.0 + 1) {
+        for operation in self.operations.iter().filter(|one| one.made.end > lost.end) {
             match &operation.program {
                 Some(program) => operation.derive_in(program, &mut derived),
                 None if operation.read.iter().any(|&buffer| derived.contains(buffer)) => {
@@ -122,7 +122,7 @@ mod tests {
     use crate::programs::Lowered;
 
     fn found(lineage: &Lineage, lost: u64) -> Vec<u64> {
-        let derived = lineage.derived(BufferId(lost));
+        let derived = lineage.derived(lost..lost + 1);
         (0..60).filter(|&number| derived.contains(BufferId(number))).collect()
     }
 
@@ -175,8 +175,8 @@ mod tests {
         }
         assert_eq!(found(&lineage, 14), (14..60).collect::<Vec<_>>());
         assert_eq!(found(&lineage, 15), (15..60).collect::<Vec<_>>());
-        let derived = lineage.derived(BufferId(15));
+        let derived = lineage.derived(15..16);
         assert_eq!(derived.0.len(), LINEAGE_LENGTH);
-        assert_eq!(lineage.derived(BufferId(14)).0.len(), 1);
+        assert_eq!(lineage.derived(14..15).0.len(), 1);
     }
 }

@@ -5,14 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use run::ClientOrigin;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tonic::transport::server::Connected;
 use transport::identity::{LocalPeer, process_of};
 use transport::{PeerConnection, RemotePeer};
@@ -92,21 +91,95 @@ impl Identity {
 
 /// The bytes of a connection.
 #[derive(Debug)]
-pub(crate) enum ClientStream {
+pub(crate) enum RawStream {
     /// From this machine.
     Local(TcpStream),
     /// From another one, by the gateway.
     Carried(Box<PeerConnection>),
 }
 
-/// Calls a method of the stream in a pinned connection.
-macro_rules! delegate {
-    ($connection:expr, $method:ident $(, $argument:expr)*) => {
-        match &mut $connection.stream {
-            ClientStream::Local(stream) => Pin::new(stream).$method($($argument),*),
-            ClientStream::Carried(stream) => Pin::new(stream.as_mut()).$method($($argument),*),
+/// The bytes of a connection, whose first one may have been looked at.
+#[derive(Debug)]
+pub(crate) struct ClientStream {
+    raw: RawStream,
+    /// A byte that was read and is to be read again.
+    first: Option<u8>,
+}
+
+impl ClientStream {
+    /// Wraps the bytes of a connection.
+    pub fn new(raw: RawStream) -> Self {
+        Self { raw, first: None }
+    }
+
+    /// Reads the first byte, which is read again by the next reader.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn peek(&mut self) -> io::Result<u8> {
+        let first = self.read_u8().await?;
+        self.first = Some(first);
+        Ok(first)
+    }
+}
+
+/// Calls a method of the bytes of a pinned stream.
+macro_rules! raw {
+    ($stream:expr, $method:ident $(, $argument:expr)*) => {
+        match &mut $stream.raw {
+            RawStream::Local(stream) => Pin::new(stream).$method($($argument),*),
+            RawStream::Carried(stream) => Pin::new(stream.as_mut()).$method($($argument),*),
         }
     };
+}
+
+impl AsyncRead for ClientStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buffer.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        raw!(self, poll_read, context, buffer)
+    }
+}
+
+impl AsyncWrite for ClientStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        raw!(self, poll_write, context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        raw!(self, poll_write_vectored, context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.raw {
+            RawStream::Local(stream) => stream.is_write_vectored(),
+            RawStream::Carried(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        raw!(self, poll_flush, context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        raw!(self, poll_shutdown, context)
+    }
 }
 
 /// A connection that is closed unless a session is opened before a deadline.
@@ -118,9 +191,9 @@ pub(crate) struct ProxyConnection {
 }
 
 impl ProxyConnection {
-    /// Wraps a connection, on which a session must be opened within `timeout`.
-    pub fn new(stream: ClientStream, identity: Arc<Identity>, timeout: Duration) -> Self {
-        Self { stream, identity, deadline: Box::pin(tokio::time::sleep(timeout)) }
+    /// Wraps a connection, on which a session must be opened before `deadline`.
+    pub fn new(stream: ClientStream, identity: Arc<Identity>, deadline: Instant) -> Self {
+        Self { stream, identity, deadline: Box::pin(tokio::time::sleep_until(deadline)) }
     }
 
     /// Fails once the deadline has expired. Reads and writes both check it: a peer must not be able to
@@ -150,7 +223,7 @@ impl AsyncRead for ProxyConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check_deadline(context)?;
-        delegate!(self, poll_read, context, buffer)
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -161,7 +234,7 @@ impl AsyncWrite for ProxyConnection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        delegate!(self, poll_write, context, bytes)
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -170,21 +243,18 @@ impl AsyncWrite for ProxyConnection {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        delegate!(self, poll_write_vectored, context, parts)
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.stream {
-            ClientStream::Local(stream) => stream.is_write_vectored(),
-            ClientStream::Carried(stream) => stream.is_write_vectored(),
-        }
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        delegate!(self, poll_flush, context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        delegate!(self, poll_shutdown, context)
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -5,6 +5,7 @@
 //! controller.
 
 mod buffers;
+mod callbacks;
 mod connection;
 mod decode;
 mod dtype;

@@ -15,9 +15,9 @@ use tonic::transport::Server;
 use transport::PeerConnection;
 use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
 
-use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection};
-
 use crate::buffers::Buffers;
+use crate::callbacks;
+use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection, RawStream};
 use crate::presentation::Presentation;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtServiceServer;
 use crate::service::FrontDoor;
@@ -122,12 +122,13 @@ impl Listener {
         arrivals: mpsc::Receiver<PeerConnection>,
         until: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
-        let service = FrontDoor { world, buffers: Arc::new(Buffers::default()), presentation };
+        let service =
+            FrontDoor { world: world.clone(), buffers: Arc::new(Buffers::default()), presentation };
         let service = GrpcIfrtServiceServer::new(service)
             .max_decoding_message_size(REQUEST_LIMIT)
             .max_encoding_message_size(REQUEST_LIMIT);
         let (sender, receiver) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, self.users, arrivals, sender));
+        let accepting = tokio::spawn(accept(self.listener, self.users, arrivals, sender, world));
         let served = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -169,6 +170,7 @@ async fn accept(
     users: Users,
     mut arrivals: mpsc::Receiver<PeerConnection>,
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
+    world: Arc<World>,
 ) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
     let open = Arc::new(Semaphore::new(connection_limit()));
@@ -180,16 +182,29 @@ async fn accept(
             accepted = listener.accept() => admit(accepted, &users, &mut refusals).await,
             Some(arrival) = arrivals.recv() => {
                 let peer = ConnectionPeer::Carried(arrival.peer);
-                Some((ClientStream::Carried(Box::new(arrival)), peer))
+                Some((ClientStream::new(RawStream::Carried(Box::new(arrival))), peer))
             }
         };
         let Some((stream, peer)) = accepted else { continue };
         let identity = Arc::new(Identity::new(peer, permit, slot));
-        let connection = ProxyConnection::new(stream, identity, HANDSHAKE_TIMEOUT);
-        if sender.send(Ok(connection)).await.is_err() {
-            return;
-        }
+        tokio::spawn(pass(stream, identity, sender.clone(), world.clone()));
     }
+}
+
+/// Passes a connection on to what it begins with: a session, or the calls of a client.
+async fn pass(
+    mut stream: ClientStream,
+    identity: Arc<Identity>,
+    sender: mpsc::Sender<io::Result<ProxyConnection>>,
+    world: Arc<World>,
+) {
+    let deadline = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
+    let Ok(Ok(first)) = tokio::time::timeout_at(deadline, stream.peek()).await else { return };
+    if first == callbacks::GREETING[0] {
+        return callbacks::serve(stream, identity, deadline, world).await;
+    }
+    // Ignored: the server is ending.
+    drop(sender.send(Ok(ProxyConnection::new(stream, identity, deadline))).await);
 }
 
 /// The reasons of refusals that were printed.
@@ -211,7 +226,9 @@ async fn admit(
     };
     let checked = check(users, &stream, peer).await;
     match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
-        Ok(peer) => Some((ClientStream::Local(stream), ConnectionPeer::Local(peer))),
+        Ok(peer) => {
+            Some((ClientStream::new(RawStream::Local(stream)), ConnectionPeer::Local(peer)))
+        }
         // A port probe: the peer has already closed the connection.
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {

@@ -15,6 +15,7 @@ use tonic::{Request, Response, Streaming};
 use transport::{PeerRole, RemotePeer};
 
 use crate::buffers::{Buffers, NoRoom, Reservation};
+use crate::callbacks;
 use crate::connection::{Identity, SESSIONS};
 use crate::presentation::Presentation;
 use crate::proto as p;
@@ -185,7 +186,7 @@ impl GrpcIfrtService for FrontDoor {
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
-            Admission { share, origin, refusal, place: slot },
+            Admission { share, origin, refusal, key: callbacks::key(&given), place: slot },
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))

@@ -13,7 +13,7 @@ use control::{Event, Reply, Request, RequestId, Share};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
 use prost::Message;
-use run::{ClientOrigin, World};
+use run::{CallbackKey, ClientOrigin, World};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tonic::Streaming;
 
@@ -93,6 +93,8 @@ pub(crate) struct Admission {
     /// Why the client is refused what it asks for. The description of devices says so: a stock client
     /// whose session fails at once tries for two minutes, and reports no reason.
     pub refusal: Option<String>,
+    /// Key of the stream on which its process takes calls.
+    pub key: Option<CallbackKey>,
     /// Held until the session ends.
     pub place: Option<OwnedSemaphorePermit>,
 }
@@ -105,13 +107,16 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
-    Admission { share, origin, refusal, place }: Admission,
+    Admission { share, origin, refusal, key: callbacks, place }: Admission,
     requests: Streaming<p::IfrtRequest>,
 ) -> ResponseStream {
     let (replies, answered) = mpsc::unbounded_channel();
     let (local, locally) = mpsc::unbounded_channel();
     let (sender, receiver) = mpsc::channel(RESPONSES);
     let client = world.join_client(replies, share, origin);
+    if let Some(key) = callbacks {
+        world.callbacks().register(client, key);
+    }
     let key = buffers.open(client);
     let open = Mutex::default();
     let done = Notify::new();

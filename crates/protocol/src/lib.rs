@@ -38,7 +38,7 @@ pub use program::{
     CompileRole, Compiled, CompiledSharding, CostAnalysis, ExecutableMessage, FunctionCode,
     HostCollective, MemoryStats, OutputSpec, PartitionedFunction,
 };
-pub use report::{Hello, HostChannel, HostInfo, HostReply, Report, UnreachablePeer};
+pub use report::{Hello, HostCall, HostChannel, HostInfo, HostReply, Report, UnreachablePeer};
 pub use sample::{Sample, sample_of};
 pub use schema::{FieldSchema, MessageSchema, Role, Schema};
 pub use text::python_module;

@@ -64,6 +64,22 @@ record! { from hosts
     }
 }
 
+record! { from hosts
+    /// A call of a host to a function in a client's process.
+    pub struct HostCall {
+        /// The client.
+        pub client: ClientId,
+        /// The function, by the client's number for it.
+        pub function: u64,
+        /// Tag of the answer, and of the operands if they travel on the data plane.
+        pub tag: TransferTag,
+        /// Size of the results in bytes.
+        pub result_bytes: u64,
+        /// The operands; none if they travel on the data plane.
+        pub operands: Option<bytes::Bytes>,
+    }
+}
+
 messages! { from hosts
     /// A host's report.
     pub enum Report {
@@ -125,15 +141,19 @@ messages! { from hosts
             /// The buffer.
             buffer: BufferId,
         },
-        /// Report that an input of a launch over several hosts is an error here.
+        /// Report that buffers are errors here.
         ///
-        /// Other hosts may have it and wait for this one. Once the controller has made errors of all
-        /// that derives from it, it sends an empty message with this tag; the host takes part then.
-        10 InputLost {
+        /// They are an input of a launch over several hosts, or the results of a run in which a host
+        /// callback has failed. Other devices may have them and wait for this host's. Once the controller has made errors
+        /// of all that derives from them, it sends an empty message with this tag; the host takes part
+        /// then.
+        10 BuffersLost {
             /// The client.
             client: ClientId,
-            /// The input.
+            /// The first of the buffers.
             buffer: BufferId,
+            /// Number of consecutive buffers.
+            count: u64,
             /// Tag of the controller's acknowledgement.
             tag: TransferTag,
             /// The error.
@@ -143,6 +163,11 @@ messages! { from hosts
         11 PeersTried {
             /// Those that cannot.
             unreachable: Vec<UnreachablePeer>,
+        },
+        /// Call a function in a client's process. The answer is a message with the call's tag.
+        13 ClientCalled {
+            /// The call.
+            call: Box<HostCall>,
         },
         /// Report that a message has failed, to be passed on: this host does not reach its receiver.
         12 Undelivered {

@@ -1,5 +1,6 @@
 //! The runtime of the controller: sockets, host processes, the data plane, and the enforcer.
 
+mod callbacks;
 pub mod channel;
 pub mod enforcer;
 mod link;
@@ -7,5 +8,6 @@ mod queues;
 mod reachability;
 mod world;
 
+pub use callbacks::{Call, CallbackKey, Callbacks};
 pub use link::accept_hosts;
 pub use world::{ClientConnection, ClientOrigin, INLINE_BYTES, ProcessAction, Replies, World};

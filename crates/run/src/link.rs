@@ -126,6 +126,13 @@ async fn read_reports(
                 world.undelivered(outgoing, host, (to, tag), error).await;
             }
             Report::PeersTried { unreachable } => world.peers_tried(host, outgoing, unreachable),
+            Report::ClientCalled { call } if call.operands.is_some() => {
+                world.call_client((host, outgoing), *call);
+            }
+            Report::ClientCalled { call } => {
+                let (world, outgoing) = (world.clone(), outgoing.clone());
+                tokio::task::spawn_blocking(move || world.call_client((host, &outgoing), *call));
+            }
             report => world.report(host, outgoing, report),
         }
     }

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
 use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
 use parking_lot::{Mutex, RwLock};
-use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report, UnreachablePeer};
+use protocol::{Command, CommandFrames, HostCall, HostReply, PeerAddress, Report, UnreachablePeer};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
 use transport::RemotePeer;
 
+use crate::callbacks::{Callbacks, Caller};
 use crate::channel::{CONTROLLER, DataPlane};
 use crate::queues::Queues;
 use crate::reachability::Reachability;
@@ -96,6 +97,7 @@ pub struct World {
     failures_under_way: Arc<Semaphore>,
     stops: mpsc::UnboundedSender<ProcessAction>,
     reachability: Reachability,
+    callbacks: Callbacks,
 }
 
 /// An action on host processes, for the launcher that started them.
@@ -147,6 +149,7 @@ impl World {
             failures_under_way: Arc::new(Semaphore::new(FAILURES_MAX)),
             stops,
             reachability: Reachability::default(),
+            callbacks: Callbacks::default(),
         };
         (Arc::new_cyclic(world), stopped)
     }
@@ -192,6 +195,8 @@ impl World {
         let mut state = self.state.lock();
         state.sessions.remove(&client);
         self.step(&mut state, Event::ClientLeft(client));
+        drop(state);
+        self.end_calls(self.callbacks.leave(client));
         self.data.tidy();
     }
 
@@ -388,6 +393,66 @@ impl World {
             Err(error) => Report::CommandFailed { ticket, error },
         };
         self.submit(Event::Host { host, report });
+    }
+
+    /// Returns the streams on which clients take the calls of hosts.
+    pub fn callbacks(&self) -> &Callbacks {
+        &self.callbacks
+    }
+
+    /// Takes the call of a host to a client's function; waits for operands that travel on the data
+    /// plane.
+    pub(crate) fn call_client(
+        &self,
+        (host, outgoing): (HostId, &Arc<CommandQueue>),
+        HostCall { client, function, tag, result_bytes, operands }: HostCall,
+    ) {
+        let caller = Caller { host, outgoing: outgoing.clone(), tag };
+        let operands = match operands {
+            Some(operands) => Ok(operands),
+            None => self.data.take(tag, Duration::from_secs(60)).map(bytes::Bytes::from_owner),
+        };
+        let called = operands.and_then(|operands| {
+            self.callbacks.call(client, function, operands, caller.clone(), result_bytes)
+        });
+        if let Err(error) = called {
+            self.answer_call(caller, Err(error));
+        }
+    }
+
+    /// Passes a client's answer to the host that waits for it; an answer that nobody waits for is
+    /// dropped.
+    pub fn answer(&self, client: ClientId, call: u64, answer: bytes::Bytes) {
+        if let Some(caller) = self.callbacks.take(client, call) {
+            self.answer_call(caller, Ok(answer));
+        }
+    }
+
+    /// Ends a client's stream for calls: those that are not answered fail.
+    pub fn close_calls(&self, client: ClientId, stream: u64) {
+        self.end_calls(self.callbacks.close(client, stream));
+    }
+
+    fn end_calls(&self, callers: Vec<Caller>) {
+        for caller in callers {
+            let text = "the client's process has ended while it ran a host callback";
+            self.answer_call(caller, Err(Status::new(Code::Unavailable, text)));
+        }
+    }
+
+    fn answer_call(&self, caller: Caller, answer: Result<bytes::Bytes, Status>) {
+        let Caller { host, outgoing, tag } = caller;
+        if !self.is_current(host, &outgoing) {
+            return; // another process is that host now
+        }
+        let is_small = answer.as_ref().is_ok_and(|answer| answer.len() < INLINE_BYTES);
+        let queue = if is_small || answer.is_err() { &self.notices } else { &self.uploads };
+        self.send(queue, host, move |data| match answer {
+            Ok(answer) => data
+                .send(host, Channel::INSIDE, tag, &answer)
+                .or_else(|error| data.send_failure(host, tag, &error)),
+            Err(error) => data.send_failure(host, tag, &error),
+        });
     }
 
     fn step(&self, state: &mut State, event: Event) {

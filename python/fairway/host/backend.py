@@ -15,6 +15,7 @@ import functools
 import re
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -138,10 +139,12 @@ class Executable:
         name: name of the program.
         donated: parameters whose buffers results may reuse.
         bound: number of leading parameters that are no arguments of a run.
+        calls: its calls to functions of the client (``callbacks.ProgramCalls``); None without any.
     """
 
     __slots__ = (
         "bound",
+        "calls",
         "devices",
         "donated",
         "execute",
@@ -162,6 +165,7 @@ class Executable:
         self.name = name
         self.donated: tuple[int, ...] = ()
         self.bound = 0
+        self.calls: Any = None
 
     def bind(self, value: Array) -> None:
         """Gives the first parameter a value, which is then no argument of a run."""
@@ -401,9 +405,22 @@ class Backend:
     # Programs
 
     def compile(
-        self, module: Any, options: bytes, devices: list[int], grid: tuple[int, int]
+        self,
+        module: Any,
+        options: bytes,
+        devices: list[int],
+        grid: tuple[int, int],
+        callbacks: Sequence[Callable[..., Any]] = (),
     ) -> Any:
-        """Compiles a module for devices of the island."""
+        """Compiles a module for devices of the island.
+
+        Args:
+            module: the program.
+            options: serialized compile options.
+            devices: island-local numbers of its devices.
+            grid: replicas and partitions.
+            callbacks: the functions that it calls, by index.
+        """
         chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
         given = self._options(options, devices, grid)
         if BORDERS in module.operation.attributes and self.client.platform == "cpu":
@@ -411,6 +428,8 @@ class Backend:
             off = [str(others[PASSES_OFF])] if PASSES_OFF in others else []
             others[PASSES_OFF] = ",".join([*off, BARRIER_EXPANDER])
             given.env_option_overrides = list(others.items())
+        if callbacks:
+            return self.client.compile_and_load(module, chosen, given, list(callbacks))
         return self.client.compile_and_load(module, chosen, given)
 
     def deserialize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from fairway import mpmd
 from fairway.host import batches, ifrt_ir, inputs, messages, programs
 from fairway.host.backend import READING, Executable
+from fairway.host.callbacks import HostCallbacks
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
 from fairway.host.compiled import CompiledPrograms, fingerprint, has_state
@@ -57,6 +59,7 @@ class Compiler:
         self.inputs = inputs.HostInputs(host, modules)
         self.exchanges: dict[int, LoweredExchange] = {}
         self._compiled = CompiledPrograms()
+        self._callbacks = HostCallbacks(host.plane, host.report)
         self._backend = host.backend
         self._checker = checker
         self._host = host.number
@@ -80,14 +83,21 @@ class Compiler:
                 module = self._backend.load(bytecode)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
+                calls = self._callbacks.program(module, len(devices))
             begun = time.monotonic_ns()
-            if not leads:
+            if calls is not None:
+                # No executable with functions can be serialized, and each client has its own.
+                if not leads:
+                    self._plane.discard(command.role.peers[0].tag)
+                loaded, how = self._compile_module(module, command, calls.functions), "compiles"
+            elif not leads:
                 loaded, how = self._load_shared(module, command), "loads"
             elif command.role.peers:
                 loaded, how = self._compile_first(module, command), "compiles"
             else:
                 loaded, how = self._compile_alone(module, command)
             wrapped, metadata = programs.describe(self._backend, loaded, signature, len(devices))
+            wrapped.calls = calls
             if command.island is not None:
                 metadata = self._bind(wrapped, metadata, command.island)
             if self._trace is not None:
@@ -146,8 +156,14 @@ class Compiler:
         )
         return loaded, "reuses" if was_known else "compiles"
 
-    def _compile_module(self, module: Any, command: messages.Compile) -> Any:
-        return self._backend.compile(module, command.options, command.devices, command.grid)
+    def _compile_module(
+        self,
+        module: Any,
+        command: messages.Compile,
+        callbacks: Sequence[Callable[..., Any]] = (),
+    ) -> Any:
+        options, devices, grid = command.options, command.devices, command.grid
+        return self._backend.compile(module, options, devices, grid, callbacks)
 
     def _compile_first(self, module: Any, command: messages.Compile) -> Any:
         unsent = list(command.role.peers)
@@ -261,6 +277,8 @@ class Compiler:
         program = self.programs.pop(executable, None)
         if isinstance(program, inputs.Feed):
             self.inputs.close(program)
+        elif program is not None and program.calls is not None:
+            program.calls.close()
         self.exchanges.pop(executable, None)
 
     def program_text(self, command: messages.ProgramText) -> None:

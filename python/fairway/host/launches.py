@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import queue
 import threading
 import time
@@ -146,7 +147,8 @@ class Launcher:
             if isinstance(program, Feed):
                 outputs = self._take(program, completion)
             else:
-                outputs = self._hand_over(program, inputs, completion, client)
+                made = launch.results + (completion is not None)
+                outputs = self._hand_over(program, inputs, completion, (client, first_result, made))
         except Exception as error:
             failed = self._failure(executable, error)
         if failed is not None:
@@ -188,7 +190,7 @@ class Launcher:
         if new := [number for number, failed in found.items() if not failed.is_noted]:
             tag = oldest = min(new)  # no message has a buffer's number
             self._plane.expect(tag, _native.CONTROLLER)
-            self._report.send(messages.InputLost(client, oldest, tag, found[oldest].text))
+            self._report.send(messages.BuffersLost(client, oldest, 1, tag, found[oldest].text))
             self._plane.take(tag, ANSWER_TIMEOUT_S)
             for number in new:
                 found[number].is_noted = True
@@ -198,20 +200,34 @@ class Launcher:
         return Failed(first.text, is_noted=True)
 
     def _hand_over(
-        self, program: Executable, inputs: list[Array], completion: int | None, client: int
+        self,
+        program: Executable,
+        inputs: list[Array],
+        completion: int | None,
+        made: tuple[int, int, int],
     ) -> list[Any]:
-        """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued."""
+        """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued.
+
+        Args:
+            program: what runs.
+            inputs: its arguments.
+            completion: the buffer of its completion, if it is wanted.
+            made: the client, the first buffer that the run makes, and their number.
+        """
         if len(self._unfinished) >= UNFINISHED_LAUNCHES:
             _wait_quietly(self._unfinished.popleft())
         begun = time.monotonic_ns() if self._trace is not None else 0
-        raw = program.execute(inputs, with_tokens=True)
-        token = raw.consume_token()
+        with program.calls.running(*made) if program.calls else contextlib.nullcontext() as run:
+            raw = program.execute(inputs, with_tokens=True)
+            token = raw.consume_token()
+            if run is not None:
+                run.ends_with(token)
         self._unfinished.append(token)
         if completion is not None:
             self._objects.values[completion] = token
         if self._trace is not None:
             times_ns = (self._begun_ns or begun, begun)
-            self._trace.run(token, times_ns, program.local, program.name, client)
+            self._trace.run(token, times_ns, program.local, program.name, made[0])
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
         self._last = token, outputs[0] if outputs else None
         return outputs

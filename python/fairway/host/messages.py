@@ -395,6 +395,24 @@ class UnreachablePeer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str
 
 
+class HostCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A call of a host to a function in a client's process.
+
+    Attributes:
+        client: The client.
+        function: The function, by the client's number for it.
+        tag: Tag of the answer, and of the operands if they travel on the data plane.
+        result_bytes: Size of the results in bytes.
+        operands: The operands; none if they travel on the data plane.
+    """
+
+    client: int
+    function: int
+    tag: int
+    result_bytes: int
+    operands: bytes | None
+
+
 class HostChannel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A network path of a host to other islands, with capacity of its own.
 
@@ -1096,21 +1114,25 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     buffer: int
 
 
-class InputLost(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
-    """Report that an input of a launch over several hosts is an error here.
+class BuffersLost(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
+    """Report that buffers are errors here.
 
-    Other hosts may have it and wait for this one. Once the controller has made errors of all that
-    derives from it, it sends an empty message with this tag; the host takes part then.
+    They are an input of a launch over several hosts, or the results of a run in which a host
+    callback has failed. Other devices may have them and wait for this host's. Once the controller
+    has made errors of all that derives from them, it sends an empty message with this tag; the host
+    takes part then.
 
     Attributes:
         client: The client.
-        buffer: The input.
+        buffer: The first of the buffers.
+        count: Number of consecutive buffers.
         tag: Tag of the controller's acknowledgement.
         error: The error.
     """
 
     client: int
     buffer: int
+    count: int
     tag: int
     error: str
 
@@ -1123,6 +1145,18 @@ class PeersTried(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False)
     """
 
     unreachable: list[UnreachablePeer]
+
+
+class ClientCalled(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
+    """Call a function in a client's process.
+
+    The answer is a message with the call's tag.
+
+    Attributes:
+        call: The call.
+    """
+
+    call: HostCall
 
 
 class Undelivered(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
@@ -1196,8 +1230,9 @@ Report: TypeAlias = (
     | Moved
     | PlanProposed
     | Arrived
-    | InputLost
+    | BuffersLost
     | PeersTried
+    | ClientCalled
     | Undelivered
 )
 """A host's report."""

@@ -43,6 +43,10 @@ class Failed(Exception):  # noqa: N818 - it is a state of a buffer as well as an
         return str(self.args[0])
 
 
+class CallError(Exception):
+    """A host callback has failed; the text is ``CODE_NAME: message``."""
+
+
 def error_text(error: BaseException) -> str:
     """Formats any error as ``CODE_NAME: message``."""
     if isinstance(error, Failed):
@@ -51,7 +55,8 @@ def error_text(error: BaseException) -> str:
         return f"{error.args[0]}: {error.args[1]}"
     if isinstance(error, MemoryError):
         return f"RESOURCE_EXHAUSTED: out of host memory: {error}"
-    text = str(error)
+    # XLA puts the traceback of this process before the error that a host callback has raised.
+    text = str(error).rpartition(f"\n{CallError.__name__}: ")[2]
     name = text.partition(": ")[0]
     return text if name.isupper() and name.isidentifier() else f"INTERNAL: {text}"
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from fairway.plugin.calls import ATTRIBUTE
 from fairway.shards import TARGET
 
 __all__ = ["RefusedError", "screen", "symbol"]
@@ -26,12 +27,17 @@ ELEMENTS_MAX = 1 << 48
 DEPTH_MAX = 256
 """Most nested regions."""
 
+CLIENT_CALLS = {
+    f"xla_ffi_{kind}python_{platform}_callback"
+    for kind in ("", "partitioned_")
+    for platform in ("cpu", "gpu")
+}
+"""Custom calls that call a function of the client: see :mod:`fairway.host.callbacks`."""
+
 FOREIGN_POINTERS = {
     "InspectSharding": "jax.debug.inspect_array_sharding",
     "CustomSPMDPartitioning": "custom_partitioning",
     "xla_python_cpu_callback": "a host callback",
-    "xla_ffi_python_cpu_callback": "a host callback",
-    "xla_ffi_partitioned_python_cpu_callback": "a host callback",
     "xla_buffer_python_cpu_callback": "a buffer callback",
 }
 """Custom calls whose operands are addresses in the process that made them, with their origin."""
@@ -133,10 +139,15 @@ def screen(module: Any, trusted: Collection[str] = ()) -> None:
     if "main" not in calls:
         raise RefusedError("INVALID_ARGUMENT: the program has no function main")
     check_recursion(calls)
+    client_calls = []
     for operation in custom_calls:
         target = ir.StringAttr(operation.attributes["call_target_name"]).value
-        if target not in trusted:
+        if target in CLIENT_CALLS:
+            client_calls.append(operation)
+        elif target not in trusted:
             check_custom_call(operation, target)
+    if client_calls:
+        check_client_calls(client_calls, len(functions_of(module)))
 
 
 def symbol(named: Any) -> str:
@@ -249,6 +260,61 @@ def check_sdy(name: str, text: str) -> None:
 
 
 # Custom calls
+
+
+def functions_of(module: Any) -> list[int]:
+    """Returns the client's numbers of the functions that a module calls, by their index there."""
+    if ATTRIBUTE not in module.operation.attributes:
+        return []
+    try:
+        return list(ir.DenseI64ArrayAttr(module.operation.attributes[ATTRIBUTE]))
+    except ValueError as error:
+        raise RefusedError(f"INVALID_ARGUMENT: {ATTRIBUTE} is no list of numbers") from error
+
+
+def is_client_call(operation: Any) -> bool:
+    """Returns whether an operation calls a function of the client."""
+    if operation.name != "stablehlo.custom_call":
+        return False
+    return ir.StringAttr(operation.attributes["call_target_name"]).value in CLIENT_CALLS
+
+
+def check_client_calls(operations: Sequence[Any], functions: int) -> None:
+    """Rejects calls of functions that the client has not named, or of one with several results.
+
+    XLA reads the function at the index that a call gives, and as many bytes as its results have.
+
+    Raises:
+        RefusedError: names the call.
+    """
+    results: dict[int, list[Any]] = {}
+    for operation in operations:
+        target = ir.StringAttr(operation.attributes["call_target_name"]).value
+        index = index_of(operation)
+        if index is None or not 0 <= index < functions:
+            raise RefusedError(
+                f"UNIMPLEMENTED: the program calls {target}, a host callback, but names "
+                f"{functions} functions of the client for such calls; Fairway's plugin for JAX "
+                "names them (it is on the path if `fairway run` starts the program)"
+            )
+        kinds = [value.type for value in operation.results]
+        values = [*operation.operands, *operation.results]
+        arrays = [one for one in values if not stablehlo.TokenType.isinstance(one.type)]
+        if None in map(shape_of, arrays) or results.setdefault(index, kinds) != kinds:
+            raise unfit(operation, target, "arrays of known shapes, the same at each call")
+        if "partitioned" in target and kinds:
+            raise unfit(operation, target, "no results")
+
+
+def index_of(operation: Any) -> int | None:
+    """Returns which of its module's functions a call is for."""
+    if "mhlo.backend_config" not in operation.attributes:
+        return None
+    config = operation.attributes["mhlo.backend_config"]
+    if not isinstance(config, ir.DictAttr) or [one.name for one in config] != ["index"]:
+        return None
+    index = config["index"]
+    return int(ir.IntegerAttr(index).value) if isinstance(index, ir.IntegerAttr) else None
 
 
 def check_custom_call(operation: Any, target: str) -> None:

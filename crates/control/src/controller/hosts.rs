@@ -118,15 +118,17 @@ impl Controller {
                 self.scheduler.arrived(host, buffer, &mut out);
                 self.flush_commands(out);
             }
-            Report::InputLost { client, buffer, tag, error } => {
-                self.input_lost(host, (client, buffer), tag, error);
+            Report::BuffersLost { client, buffer, count, tag, error } => {
+                self.buffers_lost(host, (client, buffer, count), tag, error);
             }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
             Report::PlanProposed { executable, plan, script, predicted } => {
                 self.adopt_plan(executable, plan, &script, predicted);
             }
             // Where processes really are, and how they are reached, the world knows.
-            Report::PeersTried { .. } | Report::Undelivered { .. } => {}
+            Report::PeersTried { .. }
+            | Report::Undelivered { .. }
+            | Report::ClientCalled { .. } => {}
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }

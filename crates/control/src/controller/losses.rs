@@ -94,17 +94,17 @@ impl Controller {
         }
     }
 
-    /// Makes errors of all buffers that derive from an input that a host has lost, and acknowledges
+    /// Makes errors of all buffers that derive from those that a host has lost, and acknowledges
     /// that to the host.
-    pub(super) fn input_lost(
+    pub(super) fn buffers_lost(
         &mut self,
         host: HostId,
-        (client, lost): (ClientId, BufferId),
+        (client, first, count): (ClientId, BufferId, u64),
         tag: TransferTag,
         error: Status,
     ) {
         if let Some(state) = self.clients.get_mut(&client) {
-            let derived = state.lineage.derived(lost);
+            let derived = state.lineage.derived(first.0..first.0 + count);
             let shared = Arc::new(error.clone());
             let buffers = state.buffers.values_mut().chain(state.completions.values_mut());
             let copies = self.migrations.get_mut(&client).into_iter();

@@ -410,7 +410,7 @@ impl Process {
         let tag = TransferTag(buffer.0);
         if self.asked.is_none() {
             let error = failure.error.clone();
-            out.push(Action::Report(Report::InputLost { client, buffer, tag, error }));
+            out.push(Action::Report(Report::BuffersLost { client, buffer, count: 1, tag, error }));
             self.asked = Some(tag);
         }
         let is_noted = self.acknowledged.remove(&tag);

@@ -246,7 +246,7 @@ impl FaultySystem {
         }
         match event {
             SimEvent::Report(_, _, report) => {
-                self.counts.lost_inputs += u64::from(matches!(report, Report::InputLost { .. }));
+                self.counts.lost_inputs += u64::from(matches!(report, Report::BuffersLost { .. }));
                 self.note(|| format!("host {host} reports {report:?}"));
                 self.submit(Event::Host { host, report });
             }

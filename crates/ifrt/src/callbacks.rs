@@ -1,0 +1,133 @@
+//! The stream on which a client's process takes the calls of hosts (host callbacks).
+//!
+//! The proxy protocol has calls, which the stock client does not execute. So Fairway's plugin opens a
+//! connection beside its session: a greeting and the key that its session has named, answered by one
+//! byte. Then each call is its number, its function and the length of its operands, as 64-bit
+//! little-endian integers, and the operands; each answer is a number, a length and the bytes.
+
+use std::io;
+use std::sync::Arc;
+
+use base::ClientId;
+use bytes::Bytes;
+use run::{Call, CallbackKey, World};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::connection::{ClientStream, Identity};
+use crate::proto as p;
+
+/// What such a connection begins with; a session begins with the preface of HTTP/2.
+pub(crate) const GREETING: &[u8] = b"fairway callbacks 1\n";
+/// Answers to the greeting.
+const WELCOME: u8 = 1;
+const NO_SUCH_KEY: u8 = 0;
+/// Attribute of a session that names the key.
+const KEY_ATTRIBUTE: &str = "fairway_callbacks";
+/// Bytes of an answer that nobody waits for any more are read in such parts.
+const SKIPPED_BYTES: u64 = 64 << 10;
+/// Bytes of an answer that are allocated before they have arrived.
+const TRUSTED_BYTES: u64 = 1 << 20;
+
+/// Returns the key that a client's session names, as 64 hexadecimal digits.
+pub(crate) fn key(given: &p::AttributeMap) -> Option<CallbackKey> {
+    use p::attribute_map::value::Value;
+    let Value::StringValue(text) = given.attributes.get(KEY_ATTRIBUTE)?.value.as_ref()? else {
+        return None;
+    };
+    let digit = |one: &u8| char::from(*one).to_digit(16);
+    let digits: Option<Vec<u32>> = text.iter().map(digit).collect();
+    let bytes: Vec<u8> = digits?.chunks(2).map(|two| (two[0] * 16 + two[1]) as u8).collect();
+    bytes.try_into().ok()
+}
+
+/// Serves a client's stream until it ends.
+pub(crate) async fn serve(
+    stream: ClientStream,
+    identity: Arc<Identity>,
+    deadline: Instant,
+    world: Arc<World>,
+) {
+    let (input, mut output) = tokio::io::split(stream);
+    let mut input = BufReader::with_capacity(64 << 10, input);
+    let greeted = tokio::time::timeout_at(deadline, greet(&mut input)).await;
+    let Ok(Ok(key)) = greeted else { return };
+    let Some((client, number, calls)) = world.callbacks().open(&key) else {
+        drop(output.write_all(&[NO_SUCH_KEY]).await);
+        return;
+    };
+    identity.establish();
+    tokio::select! {
+        Err(error) = send(calls, &mut output) => tracing::debug!(%error, client = client.0, "calls"),
+        Err(error) = receive(client, &mut input, &world) => {
+            tracing::debug!(%error, client = client.0, "answers");
+        }
+    }
+    world.close_calls(client, number);
+}
+
+async fn greet(input: &mut (impl AsyncRead + Unpin)) -> io::Result<CallbackKey> {
+    let mut greeting = vec![0; GREETING.len()];
+    input.read_exact(&mut greeting).await?;
+    let mut key = [0; 32];
+    input.read_exact(&mut key).await?;
+    if greeting == GREETING { Ok(key) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+/// Sends a client its calls.
+async fn send(
+    mut calls: mpsc::UnboundedReceiver<Call>,
+    output: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    output.write_all(&[WELCOME]).await?;
+    while let Some(Call { number, function, operands }) = calls.recv().await {
+        let mut header = Vec::with_capacity(24);
+        for part in [number, function, operands.len() as u64] {
+            header.extend_from_slice(&part.to_le_bytes());
+        }
+        if operands.len() <= SKIPPED_BYTES as usize {
+            header.extend_from_slice(&operands); // one segment
+            output.write_all(&header).await?;
+        } else {
+            output.write_all(&header).await?;
+            output.write_all(&operands).await?;
+        }
+    }
+    Err(io::ErrorKind::ConnectionAborted.into()) // the session has ended
+}
+
+/// Takes a client's answers.
+async fn receive(
+    client: ClientId,
+    input: &mut (impl AsyncRead + Unpin),
+    world: &World,
+) -> io::Result<()> {
+    loop {
+        let (number, length) = (input.read_u64_le().await?, input.read_u64_le().await?);
+        match world.callbacks().answer_limit(client, number) {
+            Some(limit) if length <= limit => {
+                let mut answer = Vec::with_capacity(length.min(TRUSTED_BYTES) as usize);
+                (&mut *input).take(length).read_to_end(&mut answer).await?;
+                if answer.len() as u64 != length {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                world.answer(client, number, Bytes::from(answer));
+            }
+            Some(limit) => {
+                let text = format!("an answer of {length} bytes; at most {limit} are taken");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            // The host that waited for it is gone.
+            None => {
+                let mut left = length;
+                let mut part = vec![0; SKIPPED_BYTES as usize];
+                while left > 0 {
+                    let now = left.min(SKIPPED_BYTES) as usize;
+                    input.read_exact(&mut part[..now]).await?;
+                    left -= now as u64;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+"""Calls from programs to functions in the client's process (host callbacks).
+
+A program names the client's functions by number; XLA calls a Python function of this host instead,
+which sends the operands through the controller and waits for the results.
+
+If a function fails, a program on one device fails with it. One on several would leave the other
+devices waiting in a collective, which XLA ends after a while with the whole process. So there the
+controller first makes errors of the run's results and of all that derives from them; the program
+then goes on with zeros, and no function is called for that run any more.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from fairway import _native
+from fairway.host import messages
+from fairway.host.backend import dtype_of
+from fairway.host.objects import CallError, error_text
+from fairway.host.programs import ELEMENT_TYPES
+from fairway.host.reporter import Reporter
+from fairway.host.screening import functions_of, index_of, is_client_call
+from fairway.plugin import calls
+
+__all__ = ["HostCallbacks", "ProgramCalls"]
+
+INLINE_BYTES = 64 << 10
+"""Operands from this size on travel on the data plane."""
+FIRST_TAG = 1 << 63
+"""Tags from here on are those of calls; the controller's are smaller."""
+WAIT_S = 500.0
+"""Time within which a function must return in a program over several devices: XLA ends the process
+if a device waits for another for 600 s."""
+FOREVER_S = 1e8
+SETTLED_S = 0.02
+"""Time within which the end of a run shows."""
+
+Spec = tuple[np.dtype[Any], tuple[int, ...]] | None
+"""Element type and shape of a result; None for a token."""
+
+
+def result_specs(module: Any, count: int) -> list[list[Spec]]:
+    """Returns the results of each function that a module calls."""
+    found: list[list[Spec]] = [[] for _ in range(count)]
+
+    def visit(operation: Any) -> Any:
+        if is_client_call(operation):
+            index = index_of(operation)
+            assert index is not None, "it was screened"
+            found[index] = [_spec(result.type) for result in operation.results]
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _spec(kind: Any) -> Spec:
+    if not isinstance(kind, ir.RankedTensorType):
+        return None
+    tensor = ir.RankedTensorType(kind)
+    return dtype_of(ELEMENT_TYPES[str(tensor.element_type)]), tuple(tensor.shape)
+
+
+class HostCallbacks:
+    """Calls functions of clients.
+
+    Args:
+        plane: this host's end of the data plane.
+        report: sends reports to the controller.
+    """
+
+    def __init__(self, plane: _native.DataPlane, report: Reporter) -> None:
+        self._plane = plane
+        self._report = report
+        self._tags = itertools.count(FIRST_TAG)
+
+    def program(self, module: Any, devices: int) -> ProgramCalls | None:
+        """Returns what a program calls; None if it calls nothing."""
+        numbers = functions_of(module)
+        if not numbers:
+            return None
+        return ProgramCalls(self, numbers, result_specs(module, len(numbers)), devices)
+
+    def call(
+        self, client: int, function: int, operands: calls.Arrays, specs: list[Spec], wait_s: float
+    ) -> list[Any]:
+        """Calls a function and waits for its results.
+
+        Raises:
+            CallError: it has raised an error, has ended with its process, or returns something
+                else than the program expects.
+        """
+        tag, data = next(self._tags), calls.pack(operands)
+        self._plane.expect(tag, _native.CONTROLLER)
+        size = sum(len_of(spec) for spec in specs)
+        is_small = len(data) < INLINE_BYTES
+        if not is_small:
+            self._plane.send(_native.CONTROLLER, tag, data)
+        inline = data if is_small else None
+        self._report.send(
+            messages.ClientCalled(messages.HostCall(client, function, tag, size, inline))
+        )
+        try:
+            payload = memoryview(self._plane.take(tag, wait_s))
+            results = calls.read_answer(payload)
+        except Exception as error:
+            raise CallError(error_text(error)) from None
+        if isinstance(results, str):
+            raise CallError(f"INTERNAL: CpuCallback error calling callback: {results}")
+        found = [None if one is None else (one.dtype, one.shape) for one in results]
+        if found != specs:
+            raise CallError(
+                f"INVALID_ARGUMENT: a host callback has returned {found}; expected {specs}"
+            )
+        return results
+
+    def lose(self, run: _Run, text: str) -> None:
+        """Lets the controller make errors of a run's results; returns when it has."""
+        tag = next(self._tags)
+        self._plane.expect(tag, _native.CONTROLLER)
+        first, count = run.results
+        self._report.send(messages.BuffersLost(run.client, first, count, tag, text))
+        self._plane.take(tag, WAIT_S)
+
+
+def len_of(spec: Spec) -> int:
+    """Returns the size of a result in an answer, in bytes."""
+    if spec is None:
+        return 0
+    dtype, shape = spec
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + calls.ALIGNED
+
+
+class _Run:
+    """A run that may call functions.
+
+    Attributes:
+        client: its client.
+        results: first of the buffers of its results and completion, and their number.
+        has_failed: a function has failed in it.
+    """
+
+    __slots__ = ("_token", "client", "has_failed", "lock", "results")
+
+    def __init__(self, client: int, results: tuple[int, int]) -> None:
+        self.client = client
+        self.results = results
+        self.has_failed = False
+        self.lock = threading.Lock()
+        self._token: Any = None
+
+    def ends_with(self, token: Any) -> None:
+        """Notes that the run was enqueued, and ends with ``token``."""
+        self._token = token
+
+    def wait(self) -> None:
+        """Waits until the run is over; one that could not be enqueued is."""
+        if self._token is not None:
+            with contextlib.suppress(Exception):  # it is raised where the results are used
+                self._token.block_until_ready()
+
+
+class ProgramCalls:
+    """The calls of one program.
+
+    Attributes:
+        functions: what XLA calls, by index in the module.
+
+    Args:
+        callbacks: sends the calls.
+        numbers: the client's numbers of the functions.
+        specs: results of each.
+        devices: number of devices of the program, over all its hosts.
+    """
+
+    def __init__(
+        self,
+        callbacks: HostCallbacks,
+        numbers: list[int],
+        specs: list[list[Spec]],
+        devices: int,
+    ) -> None:
+        self._callbacks = callbacks
+        self._is_alone = devices == 1
+        self._runs: collections.deque[_Run] = collections.deque()
+        self._ends: queue.SimpleQueue[_Run | None] | None = None
+        self._lock = threading.Lock()
+        self.functions = [
+            self._function(number, of) for number, of in zip(numbers, specs, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def running(self, client: int, first: int, count: int) -> Iterator[_Run]:
+        """Notes that a run is enqueued, which may call functions from then on.
+
+        Args:
+            client: its client.
+            first: first of the buffers of its results and completion.
+            count: number of these buffers.
+        """
+        run = _Run(client, (first, count))
+        with self._lock:
+            self._runs.append(run)
+        if self._ends is None:
+            self._ends = queue.SimpleQueue()
+            threading.Thread(target=self._follow, name="fairway-calls", daemon=True).start()
+        try:
+            yield run
+        finally:
+            self._ends.put(run)
+
+    def close(self) -> None:
+        """Ends with the runs that are enqueued."""
+        if self._ends is not None:
+            self._ends.put(None)
+
+    def _follow(self) -> None:
+        assert self._ends is not None
+        while (ended := self._ends.get()) is not None:
+            ended.wait()
+            with self._lock:
+                self._runs.remove(ended)
+
+    def _current(self) -> _Run:
+        """Returns the run that is on the devices: the oldest that has not ended.
+
+        Runs over several devices are executed one after another.
+        """
+        with self._lock:
+            return self._runs[0]
+
+    def _function(self, number: int, specs: list[Spec]) -> Callable[..., Any]:
+        wait_s = FOREVER_S if self._is_alone else WAIT_S
+
+        def call(*operands: Any) -> Any:
+            run = self._current()
+            if run.has_failed:
+                return _zeros(specs)
+            try:
+                results = self._callbacks.call(run.client, number, operands, specs, wait_s)
+            except CallError as error:
+                if self._is_alone:
+                    raise
+                self._fail(str(error))
+                return _zeros(specs)
+            return tuple(results)
+
+        return call
+
+    def _fail(self, text: str) -> None:
+        """Makes errors of the results of the run on the devices."""
+        time.sleep(SETTLED_S)  # the end of the run before is seen by now
+        run = self._current()
+        with run.lock:
+            if not run.has_failed:
+                run.has_failed = True
+                self._callbacks.lose(run, text)
+
+
+def _zeros(specs: list[Spec]) -> tuple[Any, ...]:
+    return tuple(None if spec is None else np.zeros(spec[1], spec[0]) for spec in specs)

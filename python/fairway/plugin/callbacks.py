@@ -1,0 +1,192 @@
+"""Functions of this process that hosts call while they run its programs (host callbacks).
+
+``jax.pure_callback``, ``io_callback``, ``jax.debug.print`` and the like give the compiler Python
+functions. The stock client cannot send them, so a program names them by number instead, and a
+connection beside the client's session brings the calls. It is opened with the first program that
+has such functions.
+"""
+
+import collections
+import contextlib
+import itertools
+import queue
+import secrets
+import socket
+import struct
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from . import calls
+from .connection import REACHABLE_WITHIN_S, address_of
+
+GREETING = b"fairway callbacks 1\n"
+CALL = struct.Struct("<QQQ")
+ANSWER = struct.Struct("<QQ")
+THREADS_MAX = 64
+"""Most calls that run at a time; a function may wait for calls of other devices."""
+NEWEST_MAX = 256
+"""Programs whose functions are kept in any case: one may be freed before its run has ended."""
+
+Function = Callable[..., Any]
+
+
+class CallbackFunctions:
+    """The functions of this process that hosts may call.
+
+    Attributes:
+        key: proves that the connection for calls is this client's.
+
+    Args:
+        target: the controller, as ``grpc://HOST:PORT``.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.key = secrets.token_bytes(32)
+        self._target = target
+        # JAX refers to a program's functions as long as the program can run.
+        self._functions: MutableMapping[int, Function] = weakref.WeakValueDictionary()
+        self._newest: collections.deque[list[Function]] = collections.deque(maxlen=NEWEST_MAX)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        _give_callbacks_a_device()
+
+    @contextlib.contextmanager
+    def named_in(self, module: Any, functions: Sequence[Function]) -> Iterator[None]:
+        """Names functions in a module while it is compiled."""
+        if not functions:
+            yield
+            return
+        from jax.extend.mlir import ir
+
+        self._connect()
+        numbers = [next(self._numbers) for _ in functions]
+        self._functions.update(zip(numbers, functions, strict=True))
+        self._newest.append(list(functions))
+        attributes = module.operation.attributes
+        with module.context:
+            attributes[calls.ATTRIBUTE] = ir.DenseI64ArrayAttr.get(numbers)
+        try:
+            yield
+        finally:
+            del attributes[calls.ATTRIBUTE]
+
+    def _connect(self) -> None:
+        """Opens the connection for calls, unless it is open.
+
+        Raises:
+            RuntimeError: the controller does not take it.
+        """
+        with self._lock:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = _Connection(self._target, self.key, self._functions)
+
+
+class _Connection:
+    """A connection that brings calls, and takes their results."""
+
+    def __init__(self, target: str, key: bytes, functions: Mapping[int, Function]) -> None:
+        self.is_closed = False
+        self._functions = functions
+        self._socket = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(GREETING + key)
+        if self._socket.recv(1) != b"\1":
+            raise RuntimeError(
+                f"the controller at {target} takes no host callbacks of this client; it is older "
+                "than the client, or the connection has ended"
+            )
+        self._socket.settimeout(None)
+        self._sending = threading.Lock()
+        self._waiting: queue.SimpleQueue[tuple[int, int, bytes]] = queue.SimpleQueue()
+        self._idle = 0
+        self._threads = 0
+        self._counting = threading.Lock()
+        threading.Thread(target=self._receive, name="fairway-calls", daemon=True).start()
+
+    def _receive(self) -> None:
+        """Takes calls until the connection ends."""
+        with self._socket, self._socket.makefile("rb", 1 << 20) as stream:
+            with contextlib.suppress(OSError):
+                while len(header := stream.read(CALL.size)) == CALL.size:
+                    number, function, length = CALL.unpack(header)
+                    operands = stream.read(length)
+                    if len(operands) < length:
+                        break
+                    self._start(number, function, operands)
+            self.is_closed = True
+
+    def _start(self, number: int, function: int, operands: bytes) -> None:
+        """Lets a thread run a call."""
+        with self._counting:
+            if self._idle:
+                self._idle -= 1
+            elif self._threads < THREADS_MAX:
+                self._threads += 1
+                name = f"fairway-callback-{self._threads}"
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._waiting.put((number, function, operands))
+
+    def _run(self) -> None:
+        while True:
+            number, function, operands = self._waiting.get()
+            data = _answer_of(self._functions.get(function), operands)
+            with self._sending, contextlib.suppress(OSError):
+                # Small answers as one segment.
+                if len(data) < 1 << 16:
+                    self._socket.sendall(ANSWER.pack(number, len(data)) + data)
+                else:
+                    self._socket.sendall(ANSWER.pack(number, len(data)))
+                    self._socket.sendall(data)
+            del operands, data
+            with self._counting:
+                self._idle += 1
+
+
+def _answer_of(function: Function | None, operands: bytes) -> bytes:
+    """Calls a function; returns its results, or its error with the traceback."""
+    try:
+        if function is None:
+            raise RuntimeError("the program of this host callback was freed while it ran")
+        _context.is_callback = True
+        results = function(*calls.unpack(operands))
+        return calls.answer(results)
+    except BaseException as error:
+        shown = traceback.TracebackException.from_exception(error)
+        return calls.failure("".join(shown.format()).rstrip())
+
+
+_context = threading.local()
+"""``is_callback``: whether this thread runs host callbacks."""
+
+
+def _give_callbacks_a_device() -> None:
+    """Gives callbacks a CPU device of this process, which JAX puts their arguments on.
+
+    It asks for the first device of the platform ``cpu``. Those are the islands' here, which wait
+    for the callback.
+    """
+    from jax._src import xla_bridge
+
+    bridge: Any = xla_bridge
+    if hasattr(bridge.local_devices, "fairway_in_callbacks"):
+        return
+    find: Callable[..., Any] = bridge.local_devices
+    making = threading.Lock()
+    made: list[Any] = []
+
+    def local_devices(*given: Any, **named: Any) -> Any:
+        if not getattr(_context, "is_callback", False) or named.get("backend") != "cpu":
+            return find(*given, **named)
+        with making:
+            if not made:
+                from jaxlib import xla_client
+
+                made.append(xla_client.make_cpu_client())
+        return made[0].local_devices()
+
+    local_devices.fairway_in_callbacks = True  # type: ignore[attr-defined]
+    bridge.local_devices = local_devices

@@ -1,0 +1,160 @@
+"""Mends what the stock client and JAX cannot do with a controller's devices."""
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+import math
+import types
+from collections.abc import Callable, Collection
+from typing import Any
+
+from .callbacks import CallbackFunctions
+
+LOG = logging.getLogger("fairway")
+
+
+def answer_to(platform: str, client: object, selected: Collection[str]) -> None:
+    """Lets ``jax.devices("cpu")`` and the like find the islands' devices.
+
+    A program that also wants its own process's devices names them in ``JAX_PLATFORMS``.
+    JAX looks up GPUs by the platform ``cuda``, whatever name a client gives them.
+    """
+    from jax._src import xla_bridge
+
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in selected:
+        xla_bridge._backends.setdefault(platform, client)
+
+
+def take_any_strides() -> None:
+    """Copies numpy arrays to contiguous ones if the stock client rejects their strides.
+
+    It rejects zero and negative strides, as in views of ``numpy.broadcast_to`` and ``numpy.flip``,
+    and ones that are no multiple of the element size, as in fields of packed records.
+    """
+    import numpy as np
+    from jax._src.interpreters import pxla
+    from jaxlib import xla_client
+
+    def is_odd(elements: Any) -> Callable[[int], bool]:
+        size = max(1, elements.itemsize)
+        return lambda stride: stride <= 0 or stride % size != 0
+
+    def plain(elements: Any) -> Any:
+        if isinstance(elements, np.ndarray) and any(map(is_odd(elements), elements.strides)):
+            return np.ascontiguousarray(elements).reshape(elements.shape)
+        return elements
+
+    def of_arguments(shard: Callable[..., Any]) -> Callable[..., Any]:
+        def take(arrays: Any, *others: Any, **named: Any) -> Any:
+            return shard([plain(array) for array in arrays], *others, **named)
+
+        return take
+
+    def of_shards(put: Callable[..., Any]) -> Callable[..., Any]:
+        def take(aval: Any, sharding: Any, shards: Any, *others: Any, **named: Any) -> Any:
+            return put(aval, sharding, [plain(shard) for shard in shards], *others, **named)
+
+        return take
+
+    handlers: Any = pxla.shard_arg_handlers
+    handlers[np.ndarray] = of_arguments(handlers[np.ndarray])
+    client: Any = xla_client
+    client.batched_device_put = of_shards(client.batched_device_put)
+
+
+def mend_compilation(client: Any, calls: CallbackFunctions) -> None:
+    """Sends host callbacks along with a program, and makes compilation fail as other calls do.
+
+    The stock client aborts the process if it compiles on a closed connection. So it is asked for
+    a layout first, which costs one round trip; it caches layouts, so each request is for another
+    size.
+    """
+    import numpy as np
+    from jax._src import compiler
+
+    compile_now: Callable[..., Any] = compiler.backend_compile_and_load
+    signature = inspect.signature(compile_now)
+    device, byte, sizes = client.devices()[0], np.dtype(np.int8), itertools.count(1)
+
+    def compile_on_islands(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        if bound.arguments["backend"] is not client:
+            return compile_now(*given, **named)
+        client.get_default_layout(byte, (next(sizes),), device)
+        functions = bound.arguments["host_callbacks"]
+        bound.arguments["host_callbacks"] = []
+        with calls.named_in(bound.arguments["module"], functions):
+            compiled = compile_now(*bound.args, **bound.kwargs)
+        _warn_of_exchanges(compiled)
+        return compiled
+
+    compiler.backend_compile_and_load = compile_on_islands
+
+
+def _mesh_over_islands(make: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Makes a mesh as ``jax.make_mesh`` does, also of devices of several islands.
+
+    JAX refuses devices with different ``slice_index``, since it knows of no computation over them.
+
+    Args:
+        make: JAX's function.
+        given: its positional arguments.
+        named: its other arguments.
+    """
+    import jax
+    import numpy as np
+
+    try:
+        return make(*given, **named)
+    except ValueError as error:
+        if "multi-slice" not in str(error):
+            raise
+    arguments = inspect.signature(make).bind(*given, **named).arguments
+    shape, names = tuple(arguments["axis_shapes"]), arguments["axis_names"]
+    devices = list(jax.devices() if (own := arguments.get("devices")) is None else own)
+    kinds = arguments.get("axis_types")
+    if kinds is None:
+        kinds = make((1,) * len(shape), names, devices=devices[:1]).axis_types
+    mesh: Any = jax.sharding.Mesh
+    return mesh(np.array(devices[: math.prod(shape)]).reshape(shape), names, axis_types=kinds)
+
+
+def span_islands() -> None:
+    """Lets ``jax.make_mesh`` take devices of all islands, also where it was imported before."""
+    from jax._src import sharding_impls
+
+    function: Any = sharding_impls.make_mesh
+    if hasattr(function, "fairway_over_islands"):
+        return
+
+    def replaced(*given, **named):  # type: ignore[no-untyped-def]
+        from jax._src.sharding_impls import make_mesh
+
+        return make_mesh.fairway_over_islands(*given, **named)  # type: ignore[attr-defined]
+
+    original: Any = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.fairway_over_islands = functools.partial(_mesh_over_islands, original)
+    function.__signature__ = inspect.signature(original)
+    # The code is replaced, not the name: scripts have imported the function by now.
+    function.__code__, function.__defaults__ = replaced.__code__, None
+    function.__kwdefaults__ = None
+
+
+def _warn_of_exchanges(compiled: Any) -> None:
+    """Warns of operations that a program over several islands exchanges their operands for."""
+    islands = {getattr(device, "island", 0) for device in compiled.local_devices()}
+    if len(islands) < 2:
+        return
+    costs: dict[str, float] = {}
+    with contextlib.suppress(Exception):  # where XLA counts none, there are none to warn of
+        costs = dict(compiled.cost_analysis())
+    for name, size in costs.items():
+        if " at " in name:
+            text = "over %d islands, %s (%s bytes of an island in a run)"
+            LOG.warning(text, len(islands), name, f"{int(size):,}")
