@@ -45,7 +45,7 @@ FILES = (
     *("array", "device", "multi_device", "multibackend", "errors", "pickle", "layout"),
     *("memories", "transfer_guard", "aot", "jax_jit", "garbage_collection_guard"),
     *("debugging_primitives", "mutable_array", "linalg_sharding", "pmap", "shard_map", "pjit"),
-    *("lax_control_flow", "api"),
+    *("lax_control_flow", "api", "python_callback", "buffer_callback", "debugger", "checkify"),
 )
 REQUIRED_RATE = 0.99
 REQUIRED_RATE_OVER_ISLANDS = 0.98

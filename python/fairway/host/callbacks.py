@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,13 @@ from fairway.host.backend import dtype_of
 from fairway.host.objects import CallError, error_text
 from fairway.host.programs import ELEMENT_TYPES
 from fairway.host.reporter import Reporter
-from fairway.host.screening import functions_of, index_of, is_client_call
+from fairway.host.screening import (
+    BUFFER_CALLS,
+    functions_of,
+    index_of,
+    is_client_call,
+    target_of,
+)
 from fairway.plugin import calls
 
 __all__ = ["HostCallbacks", "ProgramCalls"]
@@ -49,18 +56,36 @@ Spec = tuple[np.dtype[Any], tuple[int, ...]] | None
 """Element type and shape of a result; None for a token."""
 
 
-def result_specs(module: Any, count: int) -> list[list[Spec]]:
-    """Returns the results of each function that a module calls."""
-    found: list[list[Spec]] = [[] for _ in range(count)]
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of the client, as a module calls it.
+
+    Attributes:
+        number: the client's number of it.
+        results: what it returns.
+        is_in_place: it writes its results into arrays that it is given after its operands.
+    """
+
+    number: int
+    results: tuple[Spec, ...] = ()
+    is_in_place: bool = False
+
+
+def functions_called(module: Any) -> list[Function]:
+    """Returns the functions that a module calls, by their index there."""
+    found = [Function(number) for number in functions_of(module)]
 
     def visit(operation: Any) -> Any:
         if is_client_call(operation):
             index = index_of(operation)
             assert index is not None, "it was screened"
-            found[index] = [_spec(result.type) for result in operation.results]
+            results = tuple(_spec(result.type) for result in operation.results)
+            is_in_place = target_of(operation) in BUFFER_CALLS
+            found[index] = Function(found[index].number, results, is_in_place)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+    if found:
+        module.operation.walk(visit)
     return found
 
 
@@ -86,13 +111,11 @@ class HostCallbacks:
 
     def program(self, module: Any, devices: int) -> ProgramCalls | None:
         """Returns what a program calls; None if it calls nothing."""
-        numbers = functions_of(module)
-        if not numbers:
-            return None
-        return ProgramCalls(self, numbers, result_specs(module, len(numbers)), devices)
+        functions = functions_called(module)
+        return ProgramCalls(self, functions, devices) if functions else None
 
     def call(
-        self, client: int, function: int, operands: calls.Arrays, specs: list[Spec], wait_s: float
+        self, client: int, function: Function, operands: calls.Arrays, wait_s: float
     ) -> list[Any]:
         """Calls a function and waits for its results.
 
@@ -102,13 +125,13 @@ class HostCallbacks:
         """
         tag, data = next(self._tags), calls.pack(operands)
         self._plane.expect(tag, _native.CONTROLLER)
-        size = sum(len_of(spec) for spec in specs)
+        size = sum(size_of(spec) for spec in function.results)
         is_small = len(data) < INLINE_BYTES
         if not is_small:
             self._plane.send(_native.CONTROLLER, tag, data)
         inline = data if is_small else None
         self._report.send(
-            messages.ClientCalled(messages.HostCall(client, function, tag, size, inline))
+            messages.ClientCalled(messages.HostCall(client, function.number, tag, size, inline))
         )
         try:
             payload = memoryview(self._plane.take(tag, wait_s))
@@ -117,10 +140,11 @@ class HostCallbacks:
             raise CallError(error_text(error)) from None
         if isinstance(results, str):
             raise CallError(f"INTERNAL: CpuCallback error calling callback: {results}")
-        found = [None if one is None else (one.dtype, one.shape) for one in results]
-        if found != specs:
+        found = tuple(None if one is None else (one.dtype, one.shape) for one in results)
+        if found != function.results:
             raise CallError(
-                f"INVALID_ARGUMENT: a host callback has returned {found}; expected {specs}"
+                f"INVALID_ARGUMENT: a host callback has returned {found}; expected "
+                f"{function.results}"
             )
         return results
 
@@ -133,7 +157,7 @@ class HostCallbacks:
         self._plane.take(tag, WAIT_S)
 
 
-def len_of(spec: Spec) -> int:
+def size_of(spec: Spec) -> int:
     """Returns the size of a result in an answer, in bytes."""
     if spec is None:
         return 0
@@ -178,16 +202,14 @@ class ProgramCalls:
 
     Args:
         callbacks: sends the calls.
-        numbers: the client's numbers of the functions.
-        specs: results of each.
+        functions: what it calls, by index.
         devices: number of devices of the program, over all its hosts.
     """
 
     def __init__(
         self,
         callbacks: HostCallbacks,
-        numbers: list[int],
-        specs: list[list[Spec]],
+        functions: Sequence[Function],
         devices: int,
     ) -> None:
         self._callbacks = callbacks
@@ -196,7 +218,7 @@ class ProgramCalls:
         self._ends: queue.SimpleQueue[_Run | None] | None = None
         self._lock = threading.Lock()
         self.functions = [
-            self._function(number, of) for number, of in zip(numbers, specs, strict=True)
+            self._in_place(one) if one.is_in_place else self._returning(one) for one in functions
         ]
 
     @contextlib.contextmanager
@@ -239,23 +261,35 @@ class ProgramCalls:
         with self._lock:
             return self._runs[0]
 
-    def _function(self, number: int, specs: list[Spec]) -> Callable[..., Any]:
-        wait_s = FOREVER_S if self._is_alone else WAIT_S
+    def _returning(self, function: Function) -> Callable[..., Any]:
+        """Returns what XLA calls with operands for results."""
+        return lambda *operands: tuple(self._call(function, operands))
 
-        def call(*operands: Any) -> Any:
-            run = self._current()
-            if run.has_failed:
-                return _zeros(specs)
-            try:
-                results = self._callbacks.call(run.client, number, operands, specs, wait_s)
-            except CallError as error:
-                if self._is_alone:
-                    raise
-                self._fail(str(error))
-                return _zeros(specs)
-            return tuple(results)
+    def _in_place(self, function: Function) -> Callable[..., Any]:
+        """Returns what XLA calls with a context, buffers of operands and buffers of results."""
+
+        def call(_context: Any, *buffers: Any) -> tuple[()]:
+            arrays = [np.asarray(one) for one in buffers]
+            results = self._call(function, arrays)
+            for place, result in zip(arrays[len(arrays) - len(results) :], results, strict=True):
+                place[...] = result
+            return ()
 
         return call
+
+    def _call(self, function: Function, operands: calls.Arrays) -> Sequence[Any]:
+        """Returns a function's results; zeros once one of this run has failed."""
+        run = self._current()
+        if run.has_failed:
+            return _zeros(function.results)
+        wait_s = FOREVER_S if self._is_alone else WAIT_S
+        try:
+            return self._callbacks.call(run.client, function, operands, wait_s)
+        except CallError as error:
+            if self._is_alone:
+                raise
+            self._fail(str(error))
+            return _zeros(function.results)
 
     def _fail(self, text: str) -> None:
         """Makes errors of the results of the run on the devices."""
@@ -267,5 +301,5 @@ class ProgramCalls:
                 self._callbacks.lose(run, text)
 
 
-def _zeros(specs: list[Spec]) -> tuple[Any, ...]:
+def _zeros(specs: Sequence[Spec]) -> tuple[Any, ...]:
     return tuple(None if spec is None else np.zeros(spec[1], spec[0]) for spec in specs)

@@ -33,12 +33,13 @@ CLIENT_CALLS = {
     for platform in ("cpu", "gpu")
 }
 """Custom calls that call a function of the client: see :mod:`fairway.host.callbacks`."""
+BUFFER_CALLS = {f"xla_buffer_python_{one}" for one in ("cpu_callback", "gpu_callback")}
+"""Such calls of functions that write their results in place."""
 
 FOREIGN_POINTERS = {
     "InspectSharding": "jax.debug.inspect_array_sharding",
     "CustomSPMDPartitioning": "custom_partitioning",
     "xla_python_cpu_callback": "a host callback",
-    "xla_buffer_python_cpu_callback": "a buffer callback",
 }
 """Custom calls whose operands are addresses in the process that made them, with their origin."""
 
@@ -141,8 +142,8 @@ def screen(module: Any, trusted: Collection[str] = ()) -> None:
     check_recursion(calls)
     client_calls = []
     for operation in custom_calls:
-        target = ir.StringAttr(operation.attributes["call_target_name"]).value
-        if target in CLIENT_CALLS:
+        target = target_of(operation)
+        if target in CLIENT_CALLS | BUFFER_CALLS:
             client_calls.append(operation)
         elif target not in trusted:
             check_custom_call(operation, target)
@@ -276,7 +277,12 @@ def is_client_call(operation: Any) -> bool:
     """Returns whether an operation calls a function of the client."""
     if operation.name != "stablehlo.custom_call":
         return False
-    return ir.StringAttr(operation.attributes["call_target_name"]).value in CLIENT_CALLS
+    return target_of(operation) in CLIENT_CALLS | BUFFER_CALLS
+
+
+def target_of(call: Any) -> str:
+    """Returns the target of a custom call."""
+    return str(ir.StringAttr(call.attributes["call_target_name"]).value)
 
 
 def check_client_calls(operations: Sequence[Any], functions: int) -> None:
@@ -289,20 +295,19 @@ def check_client_calls(operations: Sequence[Any], functions: int) -> None:
     """
     results: dict[int, list[Any]] = {}
     for operation in operations:
-        target = ir.StringAttr(operation.attributes["call_target_name"]).value
-        index = index_of(operation)
+        target, index = target_of(operation), index_of(operation)
         if index is None or not 0 <= index < functions:
             raise RefusedError(
                 f"UNIMPLEMENTED: the program calls {target}, a host callback, but names "
                 f"{functions} functions of the client for such calls; Fairway's plugin for JAX "
                 "names them (it is on the path if `fairway run` starts the program)"
             )
-        kinds = [value.type for value in operation.results]
+        kinds = [target, *(value.type for value in operation.results)]
         values = [*operation.operands, *operation.results]
         arrays = [one for one in values if not stablehlo.TokenType.isinstance(one.type)]
         if None in map(shape_of, arrays) or results.setdefault(index, kinds) != kinds:
             raise unfit(operation, target, "arrays of known shapes, the same at each call")
-        if "partitioned" in target and kinds:
+        if "partitioned" in target and len(operation.results):
             raise unfit(operation, target, "no results")
 
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from . import calls
+from . import buffers, calls
 from .connection import REACHABLE_WITHIN_S, address_of
 
 GREETING = b"fairway callbacks 1\n"
@@ -63,6 +63,7 @@ class CallbackFunctions:
         from jax.extend.mlir import ir
 
         self._connect()
+        functions = _with_arrays(module, functions)
         numbers = [next(self._numbers) for _ in functions]
         self._functions.update(zip(numbers, functions, strict=True))
         self._newest.append(list(functions))
@@ -83,6 +84,38 @@ class CallbackFunctions:
         with self._lock:
             if self._connection is None or self._connection.is_closed:
                 self._connection = _Connection(self._target, self.key, self._functions)
+
+
+def _with_arrays(module: Any, functions: Sequence[Function]) -> list[Function]:
+    """Returns functions that take arrays; those of buffer callbacks take buffers."""
+    from jax.extend.mlir import ir
+
+    found = list(functions)
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target.startswith("xla_buffer_python_"):
+                index = ir.IntegerAttr(operation.attributes["mhlo.backend_config"]["index"]).value
+                function = functions[index]
+                aliases = _aliases_of(operation)
+                found[index] = buffers.on_buffers(function, len(operation.operands), aliases)
+                vars(function)["fairway_on_arrays"] = found[index]  # lives as long as it
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _aliases_of(call: Any) -> dict[int, int]:
+    """Returns the operand whose memory each result shares, for those that share any."""
+    name = "output_operand_aliases"
+    if name not in call.attributes:
+        return {}
+    from jaxlib.mlir.dialects import stablehlo
+
+    found = map(stablehlo.OutputOperandAlias, call.attributes[name])
+    return {(*one.output_tuple_indices, 0)[0]: one.operand_index for one in found}
 
 
 class _Connection:
