@@ -242,7 +242,9 @@ def partitioned_anew(program: bytes, custom_calls: Collection[str]) -> bytes:
     module.context.enable_multithreading(False)
     try:
         return msgspec.msgpack.encode(partition(module, islands))
-    except (KeyError, AssertionError, ir.MLIRError) as error:
+    except (RefusedError, NotSeparableError):
+        raise
+    except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise RefusedError(
             "INTERNAL: the program cannot be divided over islands, which is a defect of Fairway "

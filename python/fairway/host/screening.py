@@ -275,14 +275,14 @@ def functions_of(module: Any) -> list[int]:
 
 def is_client_call(operation: Any) -> bool:
     """Returns whether an operation calls a function of the client."""
-    if operation.name != "stablehlo.custom_call":
-        return False
     return target_of(operation) in CLIENT_CALLS | BUFFER_CALLS
 
 
-def target_of(call: Any) -> str:
-    """Returns the target of a custom call."""
-    return str(ir.StringAttr(call.attributes["call_target_name"]).value)
+def target_of(operation: Any) -> str:
+    """Returns the target of a custom call; empty for other operations."""
+    if operation.name != "stablehlo.custom_call":
+        return ""
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
 def check_client_calls(operations: Sequence[Any], functions: int) -> None:

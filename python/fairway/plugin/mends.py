@@ -5,7 +5,7 @@ import functools
 import inspect
 import itertools
 import logging
-import math
+import sys
 import types
 from collections.abc import Callable, Collection
 from typing import Any
@@ -94,56 +94,46 @@ def mend_compilation(client: Any, calls: CallbackFunctions) -> None:
     compiler.backend_compile_and_load = compile_on_islands
 
 
-def _mesh_over_islands(make: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Makes a mesh as ``jax.make_mesh`` does, also of devices of several islands.
+def span_islands() -> None:
+    """Lets ``jax.make_mesh`` take devices of all islands.
 
     JAX refuses devices with different ``slice_index``, since it knows of no computation over them.
-
-    Args:
-        make: JAX's function.
-        given: its positional arguments.
-        named: its other arguments.
+    It looks at what ``create_device_mesh`` returns, which therefore does not show them there. The
+    function itself cannot be replaced in time: a program's first call of it is what connects.
     """
-    import jax
     import numpy as np
+    from jax._src import mesh_utils
 
-    try:
-        return make(*given, **named)
-    except ValueError as error:
-        if "multi-slice" not in str(error):
-            raise
-    arguments = inspect.signature(make).bind(*given, **named).arguments
-    shape, names = tuple(arguments["axis_shapes"]), arguments["axis_names"]
-    devices = list(jax.devices() if (own := arguments.get("devices")) is None else own)
-    kinds = arguments.get("axis_types")
-    if kinds is None:
-        kinds = make((1,) * len(shape), names, devices=devices[:1]).axis_types
-    mesh: Any = jax.sharding.Mesh
-    return mesh(np.array(devices[: math.prod(shape)]).reshape(shape), names, axis_types=kinds)
+    def is_making_mesh(frame: types.FrameType) -> bool:
+        return frame.f_code.co_name == "make_mesh" and frame.f_globals["__name__"].startswith(
+            "jax."
+        )
 
+    class OfIslands(np.ndarray[Any, Any]):
+        """Devices for a mesh."""
 
-def span_islands() -> None:
-    """Lets ``jax.make_mesh`` take devices of all islands, also where it was imported before."""
-    from jax._src import sharding_impls
+        @property
+        def flat(self) -> Any:
+            if is_making_mesh(sys._getframe(1)):
+                return np.zeros(self.size).flat
+            return np.asarray(self).flat
 
-    function: Any = sharding_impls.make_mesh
-    if hasattr(function, "fairway_over_islands"):
+        def copy(self, order: Any = "C") -> Any:
+            """Returns a plain array."""
+            return np.array(self, order=order, subok=False)
+
+    utils: Any = mesh_utils
+    create: Callable[..., Any] = utils.create_device_mesh
+    if hasattr(create, "fairway_over_islands"):
         return
 
-    def replaced(*given, **named):  # type: ignore[no-untyped-def]
-        from jax._src.sharding_impls import make_mesh
+    @functools.wraps(create)
+    def over_islands(*given: Any, **named: Any) -> Any:
+        devices = create(*given, **named)
+        return devices.view(OfIslands) if is_making_mesh(sys._getframe(1)) else devices
 
-        return make_mesh.fairway_over_islands(*given, **named)  # type: ignore[attr-defined]
-
-    original: Any = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__
-    )
-    original.__kwdefaults__ = function.__kwdefaults__
-    function.fairway_over_islands = functools.partial(_mesh_over_islands, original)
-    function.__signature__ = inspect.signature(original)
-    # The code is replaced, not the name: scripts have imported the function by now.
-    function.__code__, function.__defaults__ = replaced.__code__, None
-    function.__kwdefaults__ = None
+    over_islands.fairway_over_islands = True  # type: ignore[attr-defined]
+    utils.create_device_mesh = over_islands
 
 
 def _warn_of_exchanges(compiled: Any) -> None:

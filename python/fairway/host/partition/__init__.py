@@ -16,7 +16,9 @@ from jaxlib.mlir import ir, passmanager
 from fairway.host.partition.axes import Islands, NotSeparableError, meshes_of
 from fairway.host.partition.localize import Localizer
 from fairway.host.partition.program import Assembler, Crossing, FunctionPart, Partitioned
+from fairway.host.partition.tokens import as_arrays
 from fairway.host.programs import Signature
+from fairway.host.screening import functions_of
 
 __all__ = ["Crossing", "FunctionPart", "NotSeparableError", "Partitioned", "partition"]
 
@@ -43,6 +45,7 @@ def partition(module: Any, islands_of: Sequence[int]) -> Partitioned:
     """
     signature = Signature(module)
     with module.context, ir.Location.unknown():
+        as_arrays(module)
         for name in PASSES:
             passmanager.PassManager.parse(name).run(module.operation)
         islands = Islands(islands_of)
@@ -52,6 +55,7 @@ def partition(module: Any, islands_of: Sequence[int]) -> Partitioned:
         block = flat.regions[0].blocks.append()
         given, made = localizer.main(block)
         assembler = Assembler(signature.name, islands, meshes, localizer.loops)
+        assembler.client_functions = functions_of(module)
         text = assembler.assemble(block, given, made, set(signature.donated))
     costs = [(CROSSED_BYTES, assembler.crossed_bytes), *localizer.warnings.items()]
     return Partitioned(text, assembler.parts, islands.members, costs)

@@ -251,6 +251,7 @@ class MeshView:
     Attributes:
         name: its name.
         digits: for each axis, the tokens that it consists of, the major one first.
+        first_device: the first of its devices.
 
     Args:
         name: its name.
@@ -268,6 +269,7 @@ class MeshView:
         self._sizes = [int(axis.size) for axis in axes]
         names = [str(axis.name) for axis in axes]
         ids = [int(number) for number in mesh.device_ids] or list(range(math.prod(self._sizes)))
+        self.first_device = (ids or [0])[0]
         self.is_whole = sorted(ids) == list(range(len(islands.of)))
         self.digits: dict[str, list[Token]] = {}
         if not self.is_whole:  # of one device, or of none: what it holds is everywhere

@@ -12,6 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from fairway.host.partition.axes import IslandSharding
+from fairway.host.partition.callbacks import write_client_call
 from fairway.host.partition.collectives import COLLECTIVES, cross, local_collective
 from fairway.host.partition.control import write_case, write_while
 from fairway.host.partition.manual import Manual
@@ -26,6 +27,7 @@ from fairway.host.partition.operations import (
 )
 from fairway.host.partition.rules import Factors, choose, read_rule, reduction_of
 from fairway.host.partition.writer import IslandValue, Writer
+from fairway.host.screening import is_client_call
 
 __all__ = ["Localizer"]
 
@@ -81,7 +83,11 @@ class Localizer(Writer):
         special = SPECIAL.get(operation.name)
         if special is not None:
             special(self, operation)
-            return
+        else:
+            self._general(operation)
+
+    def _general(self, operation: Any) -> None:
+        """Writes an operation by its rule."""
         given = [self.part(operand).cut for operand in operation.operands]
         wanted = self.wanted(operation)
         if all(cut.is_whole for cut in (*given, *wanted)):
@@ -285,6 +291,12 @@ class Localizer(Writer):
     def _manual(self, operation: Any) -> None:
         Manual(self, operation).lower()
 
+    def _custom_call(self, operation: Any) -> None:
+        if is_client_call(operation) and not self.by_device:
+            write_client_call(self, operation)
+        else:
+            self._general(operation)
+
     def _collective(self, operation: Any) -> None:
         """Writes a collective of a region for single devices."""
         [operand], [result] = operation.operands, operation.results
@@ -388,6 +400,7 @@ SPECIAL: dict[str, Callable[[Localizer, Any], None]] = {
     "sdy.reshard": Localizer._constraint,
     "sdy.manual_computation": Localizer._manual,
     "stablehlo.partition_id": Localizer._partition_id,
+    "stablehlo.custom_call": Localizer._custom_call,
     **dict.fromkeys(COLLECTIVES, Localizer._collective),
     "sdy.propagation_barrier": Localizer._same,
     "sdy.sharding_group": Localizer._drop,

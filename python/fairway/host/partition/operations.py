@@ -11,6 +11,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from fairway.host.screening import target_of
+
 __all__ = [
     "CROSSING",
     "ISLAND",
@@ -56,13 +58,6 @@ def shape_of(value: Value) -> list[int]:
     if not isinstance(value.type, ir.RankedTensorType):
         return []
     return list(ir.RankedTensorType(value.type).shape)
-
-
-def target_of(operation: Any) -> str:
-    """Returns the target of a custom call; empty for other operations."""
-    if operation.name != "stablehlo.custom_call":
-        return ""
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
 def maker_of(value: Value) -> Any:

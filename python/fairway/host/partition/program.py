@@ -34,6 +34,8 @@ from fairway.host.partition.pieces import (
     cut,
 )
 from fairway.host.programs import ELEMENT_TYPES
+from fairway.host.screening import is_client_call
+from fairway.plugin.calls import ATTRIBUTE
 
 __all__ = ["Assembler", "Crossing", "FunctionPart", "Partitioned"]
 
@@ -135,6 +137,8 @@ class Assembler:
         self._arguments: dict[Value, IslandSharding] = {}
         self._results: dict[Value, IslandSharding] = {}
         self._bytes: dict[str, float] = {}
+        self.client_functions: list[int] = []
+        """The client's numbers of the functions that the program calls, by their index in it."""
         self.crossed_bytes = 0.0
         """Bytes of which an island gives or takes a part in a run."""
 
@@ -333,6 +337,9 @@ class Assembler:
             attributes = module.operation.attributes
             attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(integers, self._islands.size)
             attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(integers, 1)
+            if any(_calls_client(operation) for operation in piece.operations):
+                numbers: Any = ir.DenseI64ArrayAttr
+                attributes[ATTRIBUTE] = numbers.get(self.client_functions)
             with ir.InsertionPoint(module.body):
                 for view in self._meshes.values():
                     given = {
@@ -387,6 +394,15 @@ class Assembler:
         if text is None:
             return ir.DictAttr.get({})
         return ir.DictAttr.get({"sdy.sharding": ir.Attribute.parse(text)})
+
+
+def _calls_client(operation: Any) -> bool:
+    """Returns whether an operation, or one in its regions, calls a function of the client."""
+    return is_client_call(operation) or any(
+        _calls_client(inner.operation)
+        for block in blocks_of(operation)
+        for inner in block.operations
+    )
 
 
 def _strip(operation: Any, island: Value) -> None:

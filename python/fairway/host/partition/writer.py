@@ -44,6 +44,7 @@ class Writer(abc.ABC):
         known: the island's part of each value of the program.
         resharded: parts of other cuts, with the blocks that they were written into.
         alone: depth of nested operations that every island computes alone.
+        by_device: depth of regions for single devices.
         number: the number of the island, inside of a region for single devices that needs it.
 
     Args:
@@ -67,6 +68,7 @@ class Writer(abc.ABC):
         self.resharded: dict[tuple[Value, Any], tuple[Any, Value]] = {}
         self.number: Value | None = None
         self.alone = 0
+        self.by_device = 0
         self._cuts: dict[Any, IslandSharding] = {}
 
     def warn(self, operation: Any, what: str, size: int) -> None:
@@ -201,10 +203,12 @@ class Writer(abc.ABC):
         """
         before = self.number
         self.number = block.arguments[place] if place < len(block.arguments) else None
+        self.by_device += 1
         try:
             with self.everywhere():
                 yield
         finally:
+            self.by_device -= 1
             self.number = before
 
     @contextlib.contextmanager
