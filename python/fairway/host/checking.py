@@ -12,6 +12,7 @@ import collections
 import ctypes
 import enum
 import hashlib
+import io
 import os
 import resource
 import signal
@@ -237,8 +238,9 @@ def partitioned_anew(program: bytes, custom_calls: Collection[str]) -> bytes:
         raise ValueError("it is not valid")
     with module.context:
         screen(module, custom_calls)
-    written: Any = module.operation.get_asm(binary=True)
-    module = Backend.load(bytes(written))  # with the dialects of its passes
+    written = io.BytesIO()  # with the lines of the source
+    module.operation.write_bytecode(written)
+    module = Backend.load(written.getvalue())  # with the dialects of its passes
     module.context.enable_multithreading(False)
     try:
         return msgspec.msgpack.encode(partition(module, islands))

@@ -175,6 +175,8 @@ def find_body(
     given, made = (_partitions(sharding, meshes, count) for sharding in shardings)
     outputs = []
     for result, cut in zip(last.results, made, strict=True):
+        if not isinstance(result.type, ir.RankedTensorType):
+            raise NotOnlyCollectivesError("it orders effects by a token")
         tensor = ir.RankedTensorType(result.type)
         outputs.append((ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape), cut))
     return body, given, outputs

@@ -107,7 +107,7 @@ class Writer(abc.ABC):
 
     def wanted(self, operation: Any) -> list[IslandSharding]:
         """Returns the cut that propagation has found for each result."""
-        if "sdy.sharding" not in operation.attributes:
+        if "sdy.sharding" not in operation.attributes or not len(operation.results):
             return [IslandSharding.whole(len(shape_of(result))) for result in operation.results]
         attribute = operation.attributes["sdy.sharding"]
         if sdy.TensorShardingPerValueAttr.isinstance(attribute):
