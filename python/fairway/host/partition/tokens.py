@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.dialects import sdy, stablehlo
 
-from fairway.host.partition.operations import blocks_of, shape_of, terminator_of
+from fairway.host.partition.operations import blocks_of, per_value, shape_of, terminator_of
 from fairway.host.screening import is_client_call, symbol
 
 __all__ = ["TOKENS", "as_arrays"]
@@ -58,6 +58,10 @@ def _replace(operation: Any, kind: Any) -> None:
     if operation.name == "stablehlo.after_all" and len(operation.operands):
         _become_sum(operation, kind)
         return
+    for name in ("sdy.sharding", "in_shardings", "out_shardings"):
+        values = operation.operands if name == "in_shardings" else operation.results
+        if name in operation.attributes and len(values):
+            _shard(operation, name, [_is_token(one) or one.type == kind for one in values])
     if tokens and is_client_call(operation):
         numbers: Any = ir.DenseI64ArrayAttr
         operation.attributes[TOKENS] = numbers.get(tokens)
@@ -67,6 +71,22 @@ def _replace(operation: Any, kind: Any) -> None:
         for argument in block.arguments:
             if _is_token(argument):
                 argument.set_type(kind)
+
+
+def _shard(operation: Any, name: str, may_be_tokens: list[bool]) -> None:
+    """Gives what were tokens, and have a dimension now, a sharding of it."""
+    attribute = operation.attributes[name]
+    if not sdy.TensorShardingPerValueAttr.isinstance(attribute):
+        return
+    shardings = list(map(str, sdy.TensorShardingPerValueAttr(attribute).shardings))
+    written = [
+        sharding.replace(", []", ", [{}]", 1)
+        if is_token and "@maximal_mesh" not in sharding  # which stands for no dimensions
+        else sharding
+        for sharding, is_token in zip(shardings, may_be_tokens, strict=True)
+    ]
+    if written != shardings:
+        operation.attributes[name] = per_value(written)
 
 
 def _is_token(value: Value) -> bool:
