@@ -49,6 +49,8 @@ WAIT_S = 500.0
 """Time within which a function must return in a program over several devices: XLA ends the process
 if a device waits for another for 600 s."""
 FOREVER_S = 1e8
+FAILED_MAX = 1024
+"""Runs with failed functions that are remembered, until nothing more of them is on the devices."""
 SETTLED_S = 0.02
 """Time within which the end of a run shows."""
 
@@ -108,11 +110,16 @@ class HostCallbacks:
         self._plane = plane
         self._report = report
         self._tags = itertools.count(FIRST_TAG)
+        self._failed: collections.deque[int] = collections.deque(maxlen=FAILED_MAX)
 
     def program(self, module: Any, devices: int) -> ProgramCalls | None:
         """Returns what a program calls; None if it calls nothing."""
         functions = functions_called(module)
         return ProgramCalls(self, functions, devices) if functions else None
+
+    def has_failed(self, run: _Run) -> bool:
+        """Returns whether a function has failed in a run, or before in its whole program's run."""
+        return run.scope in self._failed
 
     def call(
         self, client: int, function: Function, operands: calls.Arrays, wait_s: float
@@ -150,6 +157,7 @@ class HostCallbacks:
 
     def lose(self, run: _Run, text: str) -> None:
         """Lets the controller make errors of a run's results; returns when it has."""
+        self._failed.append(run.scope)
         tag = next(self._tags)
         self._plane.expect(tag, _native.CONTROLLER)
         first, count = run.results
@@ -171,15 +179,15 @@ class _Run:
     Attributes:
         client: its client.
         results: first of the buffers of its results and completion, and their number.
-        has_failed: a function has failed in it.
+        scope: the first buffer of the run, or of that of the whole program that it is a part of.
     """
 
-    __slots__ = ("_token", "client", "has_failed", "lock", "results")
+    __slots__ = ("_token", "client", "lock", "results", "scope")
 
-    def __init__(self, client: int, results: tuple[int, int]) -> None:
+    def __init__(self, client: int, results: tuple[int, int], scope: int) -> None:
         self.client = client
         self.results = results
-        self.has_failed = False
+        self.scope = scope
         self.lock = threading.Lock()
         self._token: Any = None
 
@@ -222,15 +230,16 @@ class ProgramCalls:
         ]
 
     @contextlib.contextmanager
-    def running(self, client: int, first: int, count: int) -> Iterator[_Run]:
+    def running(self, client: int, first: int, count: int, scope: int) -> Iterator[_Run]:
         """Notes that a run is enqueued, which may call functions from then on.
 
         Args:
             client: its client.
             first: first of the buffers of its results and completion.
             count: number of these buffers.
+            scope: first buffer of the run, or of that of the whole program that it is a part of.
         """
-        run = _Run(client, (first, count))
+        run = _Run(client, (first, count), scope)
         with self._lock:
             self._runs.append(run)
         if self._ends is None:
@@ -280,7 +289,7 @@ class ProgramCalls:
     def _call(self, function: Function, operands: calls.Arrays) -> Sequence[Any]:
         """Returns a function's results; zeros once one of this run has failed."""
         run = self._current()
-        if run.has_failed:
+        if self._callbacks.has_failed(run):
             return _zeros(function.results)
         wait_s = FOREVER_S if self._is_alone else WAIT_S
         try:
@@ -296,8 +305,7 @@ class ProgramCalls:
         time.sleep(SETTLED_S)  # the end of the run before is seen by now
         run = self._current()
         with run.lock:
-            if not run.has_failed:
-                run.has_failed = True
+            if not self._callbacks.has_failed(run):
                 self._callbacks.lose(run, text)
 
 

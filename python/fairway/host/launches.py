@@ -7,12 +7,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
+from fairway.host.apart import Apart
 from fairway.host.backend import Backend, Executable
 from fairway.host.inputs import Feed
 from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
@@ -57,12 +58,14 @@ class Launcher:
         self._programs = programs
         self._report = report
         self._trace = trace
-        self._unfinished: collections.deque[Any] = collections.deque()
+        self._unfinished: collections.deque[tuple[int, Any]] = collections.deque()
         self._last_launch = 0
         self._last: tuple[Any, Any] = (None, None)
+        self._apart = Apart(objects)
         self._finishes = _Finishes(report)
         self._begun_ns = 0
         self._waited_ns = 0
+        self._scope: int | None = None
 
     def launch(self, command: messages.Launch) -> None:
         """Runs a program, if it is next in the island's order.
@@ -86,6 +89,15 @@ class Launcher:
         if not self._begun_ns:
             self._begun_ns = time.monotonic_ns()
 
+    @contextlib.contextmanager
+    def part_of(self, first_buffer: int) -> Iterator[None]:
+        """Runs functions as parts of a whole program's run, which has this first buffer."""
+        self._scope = first_buffer
+        try:
+            yield
+        finally:
+            self._scope = None
+
     def end(self, acknowledge: messages.Acknowledge) -> None:
         """Ends a launch; reports it to the controller as ``acknowledge`` says."""
         token, output, self._last = *self._last, (None, None)
@@ -103,8 +115,7 @@ class Launcher:
 
         Runs that have ended already are reported without a time, since their end was not observed.
         """
-        token = self._unfinished[-1] if self._unfinished else None
-        self._finishes.report_late(token, self._begun_ns + self._waited_ns)
+        self._finishes.report_late(self.unfinished(None), self._begun_ns + self._waited_ns)
         self._begun_ns = self._waited_ns = 0
 
     @property
@@ -112,9 +123,11 @@ class Launcher:
         """Token of the last run enqueued on the devices in this launch; None if there was none."""
         return self._last[0]
 
-    def unfinished(self) -> Tokens:
-        """Returns the runs that may not have finished yet."""
-        return Tokens(list(self._unfinished))
+    def unfinished(self, client: int | None) -> Tokens:
+        """Returns the runs that may not have finished yet, of which those of a client may fail."""
+        runs = [*self._unfinished, *self._apart.last()]
+        own = [token for one, token in runs if one == client]
+        return Tokens(own, [token for one, token in runs if one != client])
 
     def run(
         self, launch: messages.Launch, arguments: list[int], first_result: int, client: int
@@ -131,6 +144,9 @@ class Launcher:
         try:
             program = self._programs[executable]
             inputs = [objects[number] for number in arguments]
+            if isinstance(program, Executable) and Apart.takes(program, inputs):
+                self._run_apart(program, launch, (arguments, first_result, client))
+                return
             failed = None
             for index, value in enumerate(inputs):
                 if isinstance(value, (Deferred, Failed)):
@@ -148,7 +164,8 @@ class Launcher:
                 outputs = self._take(program, completion)
             else:
                 made = launch.results + (completion is not None)
-                outputs = self._hand_over(program, inputs, completion, (client, first_result, made))
+                made_by = (client, first_result, made, self._scope or first_result)
+                outputs = self._hand_over(program, inputs, completion, made_by)
         except Exception as error:
             failed = self._failure(executable, error)
         if failed is not None:
@@ -161,6 +178,37 @@ class Launcher:
         for output in outputs:
             objects[number] = output
             number += 1
+
+    def _run_apart(
+        self,
+        program: Executable,
+        launch: messages.Launch,
+        run: tuple[list[int], int, int],
+    ) -> None:
+        """Lets a thread enqueue a run: see :mod:`fairway.host.apart`.
+
+        Args:
+            program: what runs.
+            launch: the command.
+            run: its arguments, the buffer of its first result, and its client.
+        """
+        arguments, first_result, client = run
+        kept = launch.keep + self._still_read(program, arguments, launch.keep)
+        made = launch.results + (launch.completion is not None)
+        scope = self._scope or first_result
+
+        def enqueue(inputs: list[Array]) -> tuple[list[Array], Any]:
+            try:
+                self._copy_kept(inputs, kept)
+                return self._enqueue(program, inputs, (client, first_result, made, scope))
+            except Exception as error:
+                raise self._failure(launch.executable, error) from None
+
+        results = (client, first_result, launch.results)
+        token = self._apart.run(program, arguments, results, enqueue)
+        if launch.completion is not None:
+            self._objects.values[launch.completion] = token
+        self._last = token, None
 
     def _stand_in(
         self, program: Executable | Feed, arguments: list[int], inputs: list[Any], client: int
@@ -204,7 +252,7 @@ class Launcher:
         program: Executable,
         inputs: list[Array],
         completion: int | None,
-        made: tuple[int, int, int],
+        made: tuple[int, int, int, int],
     ) -> list[Any]:
         """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued.
 
@@ -212,25 +260,33 @@ class Launcher:
             program: what runs.
             inputs: its arguments.
             completion: the buffer of its completion, if it is wanted.
-            made: the client, the first buffer that the run makes, and their number.
+            made: the client, the first buffer that the run makes, their number, and the first
+                buffer of the whole run.
         """
         if len(self._unfinished) >= UNFINISHED_LAUNCHES:
-            _wait_quietly(self._unfinished.popleft())
+            _wait_quietly(self._unfinished.popleft()[1])
+        outputs, token = self._enqueue(program, inputs, made)
+        self._unfinished.append((made[0], token))
+        if completion is not None:
+            self._objects.values[completion] = token
+        self._last = token, outputs[0] if outputs else None
+        return outputs
+
+    def _enqueue(
+        self, program: Executable, inputs: list[Array], made: tuple[int, int, int, int]
+    ) -> tuple[list[Array], Any]:
+        """Enqueues a run; returns its results and its token."""
         begun = time.monotonic_ns() if self._trace is not None else 0
         with program.calls.running(*made) if program.calls else contextlib.nullcontext() as run:
             raw = program.execute(inputs, with_tokens=True)
             token = raw.consume_token()
             if run is not None:
                 run.ends_with(token)
-        self._unfinished.append(token)
-        if completion is not None:
-            self._objects.values[completion] = token
         if self._trace is not None:
             times_ns = (self._begun_ns or begun, begun)
             self._trace.run(token, times_ns, program.local, program.name, made[0])
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
-        self._last = token, outputs[0] if outputs else None
-        return outputs
+        return outputs, token
 
     def _take(self, program: Feed, completion: int | None) -> list[Any]:
         """Returns the next batch of an input, which is ready: the controller tracks batches."""
@@ -348,15 +404,29 @@ class _Finishes:
 
 
 class Tokens:
-    """Tokens of several runs, which can be waited for together."""
+    """Tokens of several runs, which can be waited for together.
 
-    def __init__(self, tokens: list[Any]) -> None:
-        self._tokens = tokens
+    Args:
+        own: tokens of runs whose errors are raised.
+        others: those of other runs.
+    """
+
+    def __init__(self, own: list[Any], others: list[Any]) -> None:
+        self._own = own
+        self._others = others
 
     def block_until_ready(self) -> None:
-        """Waits until all have ended; raises the error of a run that failed."""
-        for token in self._tokens:
-            token.block_until_ready()
+        """Waits until all have ended; raises the error of the first own one that failed."""
+        found = None
+        for token in self._others:
+            _wait_quietly(token)
+        for token in self._own:
+            try:
+                token.block_until_ready()
+            except Exception as error:
+                found = found or error
+        if found is not None:
+            raise found
 
 
 class _Batch:

@@ -104,15 +104,16 @@ class Runner:
             planned = self._plans.begin(command, (arguments, shift))
         run = ProgramRun(arguments, shift, command.first_tag, command.client, planned)
         program = self._programs[command.executable]
-        for step in program[begin:end]:
-            step(run)
+        with self._launcher.part_of(first_buffer):
+            for step in program[begin:end]:
+                step(run)
         if planned is not None:
             if end < len(program):
                 self._open[first_buffer] = planned
             else:
                 planned.end()
         if command.completion is not None:
-            self._objects.values[command.completion] = self._launcher.unfinished()
+            self._objects.values[command.completion] = self._launcher.unfinished(command.client)
         self._launcher.end(command.acknowledge)
 
     def _bind(self, command: messages.Command) -> Step:

@@ -140,12 +140,12 @@ def _as(writer: Writer, value: Value, kind: Any) -> Value:
 def _zeros(writer: Writer, kind: Any) -> Value:
     element = ir.RankedTensorType(kind).element_type
     if isinstance(element, ir.ComplexType):
-        dtype = np.complex64 if "f32" in str(element) else np.complex128
-        zero = writer.emitter.constant(np.zeros((), dtype))
-        axes: Any = ir.DenseI64ArrayAttr
-        return writer.emitter.operation(
-            "stablehlo.broadcast_in_dim", [kind], [zero], broadcast_dimensions=axes.get([])
-        ).result
+        part = ir.RankedTensorType.get(ir.RankedTensorType(kind).shape, element.element_type)
+        splat: Any = ir.DenseElementsAttr.get_splat
+        zero = splat(part, ir.FloatAttr.get(element.element_type, 0.0))
+        write = writer.emitter.operation
+        half = write("stablehlo.constant", [part], [], value=zero).result
+        return write("stablehlo.complex", [kind], [half, half]).result
     elements: Any = ir.DenseElementsAttr
     value = elements.get_splat(kind, ir.IntegerAttr.get(element, 0))
     return writer.emitter.operation("stablehlo.constant", [kind], [], value=value).result
