@@ -25,7 +25,7 @@ const WELCOME: u8 = 1;
 const NO_SUCH_KEY: u8 = 0;
 /// Attribute of a session that names the key.
 const KEY_ATTRIBUTE: &str = "fairway_callbacks";
-/// Bytes of an answer that nobody waits for any more are read in such parts.
+/// Bytes of the parts in which an answer is read that no host waits for any more.
 const SKIPPED_BYTES: u64 = 64 << 10;
 /// Bytes of an answer that are allocated before they have arrived.
 const TRUSTED_BYTES: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::world::CommandQueue;
+use crate::commands::CommandQueue;
 
 /// Most calls of a client that are not answered. Each occupies a thread of a host.
 const CALLS_MAX: usize = 4096;
@@ -126,7 +126,7 @@ impl Callbacks {
         Ok(())
     }
 
-    /// Returns the size in bytes that the answer of a call may have; `None` if nobody waits for it.
+    /// Returns the size in bytes that the answer of a call may have; `None` if no host waits for it.
     pub fn answer_limit(&self, client: ClientId, number: u64) -> Option<u64> {
         Some(self.0.lock().clients.get(&client)?.open.get(&number)?.limit)
     }

@@ -2,6 +2,7 @@
 
 mod callbacks;
 pub mod channel;
+mod commands;
 pub mod enforcer;
 mod link;
 mod queues;

@@ -10,7 +10,8 @@ use protocol::{HELLO_LIMIT, Hello, HostReply, REPORT_LIMIT, Report};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 
-use crate::world::{CommandQueue, World};
+use crate::commands::CommandQueue;
+use crate::world::World;
 use transport::identity::Users;
 use transport::{Decision, Strangers};
 

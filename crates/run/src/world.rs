@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
 use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
 use parking_lot::{Mutex, RwLock};
-use protocol::{Command, CommandFrames, HostCall, HostReply, PeerAddress, Report, UnreachablePeer};
+use protocol::{Command, HostCall, HostReply, PeerAddress, Report, UnreachablePeer};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use topology::{Cluster, IslandSpec};
@@ -18,6 +18,7 @@ use transport::RemotePeer;
 
 use crate::callbacks::{Callbacks, Caller};
 use crate::channel::{CONTROLLER, DataPlane};
+use crate::commands::CommandQueue;
 use crate::queues::Queues;
 use crate::reachability::Reachability;
 
@@ -34,16 +35,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Channel for the replies to one client.
 pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
-
-/// Commands queued for one host.
-#[derive(Debug, Default)]
-pub(crate) struct CommandQueue {
-    pub frames: Mutex<CommandFrames>,
-    pub written: Notify,
-    pub closed: Mutex<bool>,
-    /// Asks the thread that sends this host's heartbeats for one.
-    pub heartbeat: Mutex<Option<std::sync::mpsc::SyncSender<()>>>,
-}
 
 /// A connected client.
 struct Session {
@@ -420,7 +411,7 @@ impl World {
         }
     }
 
-    /// Passes a client's answer to the host that waits for it; an answer that nobody waits for is
+    /// Passes a client's answer to the host that waits for it; an answer that no host waits for is
     /// dropped.
     pub fn answer(&self, client: ClientId, call: u64, answer: bytes::Bytes) {
         if let Some(caller) = self.callbacks.take(client, call) {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from fairway.host.backend import Executable
+from fairway.host.executable import Executable
 from fairway.host.objects import Lazy, Objects, resolve
 
 __all__ = ["Apart", "RunAhead"]

@@ -59,7 +59,7 @@ Spec = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class ClientFunction:
     """A function of the client, as a module calls it.
 
     Attributes:
@@ -73,9 +73,9 @@ class Function:
     is_in_place: bool = False
 
 
-def functions_called(module: Any) -> list[Function]:
+def functions_called(module: Any) -> list[ClientFunction]:
     """Returns the functions that a module calls, by their index there."""
-    found = [Function(number) for number in functions_of(module)]
+    found = [ClientFunction(number) for number in functions_of(module)]
 
     def visit(operation: Any) -> Any:
         if is_client_call(operation):
@@ -83,7 +83,7 @@ def functions_called(module: Any) -> list[Function]:
             assert index is not None, "it was screened"
             results = tuple(_spec(result.type) for result in operation.results)
             is_in_place = target_of(operation) in BUFFER_CALLS
-            found[index] = Function(found[index].number, results, is_in_place)
+            found[index] = ClientFunction(found[index].number, results, is_in_place)
         return ir.WalkResult.ADVANCE
 
     if found:
@@ -122,7 +122,7 @@ class HostCallbacks:
         return run.scope in self._failed
 
     def call(
-        self, client: int, function: Function, operands: calls.Arrays, wait_s: float
+        self, client: int, function: ClientFunction, operands: calls.Arrays, wait_s: float
     ) -> list[Any]:
         """Calls a function and waits for its results.
 
@@ -217,7 +217,7 @@ class ProgramCalls:
     def __init__(
         self,
         callbacks: HostCallbacks,
-        functions: Sequence[Function],
+        functions: Sequence[ClientFunction],
         devices: int,
     ) -> None:
         self._callbacks = callbacks
@@ -270,11 +270,11 @@ class ProgramCalls:
         with self._lock:
             return self._runs[0]
 
-    def _returning(self, function: Function) -> Callable[..., Any]:
+    def _returning(self, function: ClientFunction) -> Callable[..., Any]:
         """Returns what XLA calls with operands for results."""
         return lambda *operands: tuple(self._call(function, operands))
 
-    def _in_place(self, function: Function) -> Callable[..., Any]:
+    def _in_place(self, function: ClientFunction) -> Callable[..., Any]:
         """Returns what XLA calls with a context, buffers of operands and buffers of results."""
 
         def call(_context: Any, *buffers: Any) -> tuple[()]:
@@ -286,7 +286,7 @@ class ProgramCalls:
 
         return call
 
-    def _call(self, function: Function, operands: calls.Arrays) -> Sequence[Any]:
+    def _call(self, function: ClientFunction, operands: calls.Arrays) -> Sequence[Any]:
         """Returns a function's results; zeros once one of this run has failed."""
         run = self._current()
         if self._callbacks.has_failed(run):

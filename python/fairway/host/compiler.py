@@ -14,11 +14,12 @@ import numpy as np
 
 from fairway import mpmd
 from fairway.host import batches, ifrt_ir, inputs, messages, programs
-from fairway.host.backend import READING, Executable
+from fairway.host.backend import READING
 from fairway.host.callbacks import HostCallbacks
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
 from fairway.host.compiled import CompiledPrograms, fingerprint, has_state
+from fairway.host.executable import Executable
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover

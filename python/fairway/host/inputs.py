@@ -15,7 +15,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from fairway.host import messages
-from fairway.host.backend import Executable
+from fairway.host.executable import Executable
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of

@@ -14,7 +14,8 @@ from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
 from fairway.host.apart import Apart
-from fairway.host.backend import Backend, Executable
+from fairway.host.backend import Backend
+from fairway.host.executable import Executable
 from fairway.host.inputs import Feed
 from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
 from fairway.host.reporter import Reporter
