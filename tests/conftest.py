@@ -472,6 +472,7 @@ def runtime() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(directory))
         patch.setenv("XDG_STATE_HOME", str(directory / "state"))
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         yield directory
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from fairway.host.parts import BatchPart
 from fairway.host.reporter import Reporter
 from fairway.host.sources import Source
 from fairway.host.spilling import Spilled, Spiller
+from fairway.host.stored import StoredPrograms
 from fairway.shards import Description
 
 CASES = int(os.environ.get("FAIRWAY_SPILL_CASES", "150"))
@@ -124,7 +126,8 @@ class Store:
         self.planes[1].add_peer(0, self.planes[0].address)
         self.planes[0].add_peer(1, self.planes[1].address)
         plane = self.planes[0]
-        self.host = LocalHost(0, self.backend, plane, report)
+        stored = StoredPrograms(Path(), 0, "")
+        self.host = LocalHost(0, self.backend, plane, report, stored)
         self.mover = Mover(self.backend, self.objects, plane, report, None)
         self.programs: dict[int, Any] = {}
         self.launcher = Launcher(self.backend, self.objects, self.programs, plane, report, None)

@@ -181,6 +181,9 @@ class Settings:
         device_memory: limit of each device's memory, such as ``"512MiB"``; empty uses the
             platform's limit, and no accounting where the platform reports none, as on CPUs. Where
             it is set, GPUs allocate memory on demand, so that hosts can share one.
+        compile_cache: bytes that each host machine keeps of compiled programs on disk, in
+            ``~/.cache/fairway/programs`` (or in ``$XDG_CACHE_HOME``), such as ``"4GiB"``; ``off``
+            keeps none.
         xla_flags: more flags for XLA on the hosts.
         timeline: file for a timeline of the run; None writes none.
         log_folder: folder for what hosts and controller print, as rotated files of JSON; None
@@ -215,6 +218,7 @@ class Settings:
     plan: str = "off"
     capture: bool = False
     device_memory: str = ""
+    compile_cache: str = "4GiB"
     xla_flags: str = ""
     timeline: Path | None = None
     log_folder: Path | None = None
@@ -240,7 +244,8 @@ class Settings:
         for holds, name, expected in (*self._rules(), *self._rules_of_other_machines()):
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
-        _ = self.device_memory_bytes, self.user_numbers, parse_networks(self.channels)
+        _ = self.bytes_of("device_memory"), self.bytes_of("compile_cache"), self.user_numbers
+        parse_networks(self.channels)
 
     def _rules(self) -> list[Rule]:
         return [
@@ -333,16 +338,14 @@ class Settings:
         """Whether streams between hosts are encrypted."""
         return self.encryption == "on" or (self.encryption == "auto" and not self.is_local)
 
-    @property
-    def device_memory_bytes(self) -> int | None:
-        """``device_memory`` in bytes; None if it is not set.
+    def bytes_of(self, name: str) -> int | None:
+        """Returns the bytes of the size that a setting is; None if it is empty or ``off``.
 
         Raises:
             ConfigError: it is malformed.
         """
-        if not self.device_memory:
-            return None
-        return parse_size("device_memory", self.device_memory)
+        given = getattr(self, name)
+        return None if given in ("", "off") else parse_size(name, given)
 
     @property
     def user_numbers(self) -> list[int]:

@@ -51,6 +51,7 @@ class HostSettings:
         timeout_s: watchdog deadline of the run; the host itself does not use it.
         xla_flags: flags for XLA.
         device_memory: bytes of each device that may be used; None leaves it to the platform.
+        compile_cache: bytes of compiled programs that are kept on disk.
         trace: file for records of computations and transfers; None records none.
         input_modules: prefixes of the modules that input functions may come from; None allows all
             that lie under ``input_path``.
@@ -78,6 +79,7 @@ class HostSettings:
     encrypt: bool = False
     is_near: bool = False
     device_memory: int | None = None
+    compile_cache: int = 0
     trace: str | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[str, ...] = ()
@@ -159,6 +161,7 @@ def main() -> None:
     from fairway.host.local import LocalHost
     from fairway.host.modules import AllowedModules
     from fairway.host.reporter import Reporter
+    from fairway.host.stored import StoredPrograms, default_folder
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
@@ -185,7 +188,8 @@ def main() -> None:
     teams = Teams(plane, settings.host, settings.team_channels, settings.is_near)
     reporter = Reporter(connection)
     reporter.send(hello)
-    host = LocalHost(settings.host, backend, plane, reporter, trace)
+    stored = StoredPrograms(default_folder(), settings.compile_cache, backend.kind())
+    host = LocalHost(settings.host, backend, plane, reporter, stored, trace)
     executor.serve(executor.Executor(host, teams, connection, allowed, checker), host)
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -102,6 +104,13 @@ def tiled(op_sharding: Any) -> Any:
     sharding for its tiles crashes the process (0.10.2).
     """
     return _hlo.HloSharding.from_proto(op_sharding).v3_to_v2_sharding()
+
+
+def _processor_features() -> str:
+    """Returns what the kernel says of this machine's processors, for which XLA compiles."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
 
 
 class _Aval:
@@ -214,6 +223,14 @@ class Backend:
     def version(self) -> str:
         """Version text of the platform."""
         return str(self.client.platform_version)
+
+    def kind(self) -> str:
+        """Returns what an executable depends on besides its program, options and devices."""
+        processors = [device.process_index for device in self.all_devices]
+        flags = os.environ.get("XLA_FLAGS", "")
+        made_by = (JAXLIB_VERSION, self.platform, self.version, self.device_kind, flags)
+        features = _processor_features() if self.platform == "cpu" else ""
+        return repr((*made_by, processors, features))
 
     def memory_kinds(self) -> list[str]:
         """Returns the memory kinds of the devices, the default first."""

@@ -8,6 +8,7 @@ on islands that stayed up share executables. XLA's texts and profiles show the n
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Collection
@@ -20,7 +21,7 @@ from jaxlib.mlir import ir, passmanager
 from fairway.host.backend import READING
 from fairway.host.messages import Compile
 
-__all__ = ["CompiledPrograms", "fingerprint", "has_state"]
+__all__ = ["Compiled", "CompiledPrograms", "fingerprint", "has_state"]
 
 COUNT_MAX = 256
 """Maximum number of executables that are kept after their programs were freed."""
@@ -74,16 +75,34 @@ def has_state(module: Any, custom_calls: Collection[str]) -> bool:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """An executable.
+
+    Attributes:
+        loaded: jaxlib's.
+        serialized: what it was loaded from; None if it was compiled by this process. What was
+            loaded cannot be serialized again (jaxlib 0.10.2).
+    """
+
+    loaded: Any
+    serialized: bytes | None = None
+
+    def to_bytes(self) -> bytes:
+        """Returns it in serialized form."""
+        return self.serialized or bytes(self.loaded.serialize())
+
+
 class CompiledPrograms:
     """Executables by fingerprint; the least recently used are dropped first."""
 
     def __init__(self) -> None:
-        self._known: collections.OrderedDict[str, Future[Any]] = collections.OrderedDict()
+        self._known: collections.OrderedDict[str, Future[Compiled]] = collections.OrderedDict()
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: str, size: int, compile_program: Callable[[], Any]) -> tuple[Any, bool]:
-        """Returns the executable of a program, and whether it was there.
+    def get(self, key: str, size: int, compile_program: Callable[[], Compiled]) -> Compiled:
+        """Returns the executable of a program.
 
         Of several threads that ask for one program, the first compiles it and the others wait.
 
@@ -99,19 +118,20 @@ class CompiledPrograms:
             else:
                 self._known.move_to_end(key)
         if known is not None:
-            return known.result(), True
+            return known.result()
         try:
-            loaded = compile_program()
+            compiled = compile_program()
         except BaseException as error:
             with self._lock:
                 del self._known[key]
             made.set_exception(error)
             raise
-        made.set_result(loaded)
+        made.set_result(compiled)
         with self._lock:
-            self._sizes[key] = max(size, _code_bytes(loaded))
+            kept = len(compiled.serialized or b"")
+            self._sizes[key] = max(size, _code_bytes(compiled.loaded)) + kept
             self._drop()
-        return loaded, False
+        return compiled
 
     def _drop(self) -> None:
         """Drops executables beyond the bounds; those that are being compiled stay."""

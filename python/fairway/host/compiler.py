@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import time
@@ -18,7 +19,7 @@ from fairway.host.backend import READING
 from fairway.host.callbacks import HostCallbacks
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
-from fairway.host.compiled import CompiledPrograms, fingerprint, has_state
+from fairway.host.compiled import Compiled, CompiledPrograms, fingerprint, has_state
 from fairway.host.executable import Executable
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
@@ -30,6 +31,8 @@ from fairway.shards import Description
 
 COLLECTIVES_BYTES = 1 << 16
 """Size of a program above which it certainly computes."""
+STORED_S = 0.1
+"""Time from which on a compilation is worth a file."""
 COMPILING = 8
 """Programs compiled concurrently, so that a client with slow compilations does not block others."""
 
@@ -37,8 +40,8 @@ COMPILING = 8
 class Compiler:
     """Executes commands about programs.
 
-    One host of an island compiles and sends the serialized executable to the others. A host that
-    is alone compiles equal programs once.
+    One host of an island compiles and sends the serialized executable to the others. Equal programs
+    are compiled once, and loaded from disk where that was before this host started.
 
     Attributes:
         programs: programs of one island, by number.
@@ -60,6 +63,7 @@ class Compiler:
         self.inputs = inputs.HostInputs(host, modules)
         self.exchanges: dict[int, LoweredExchange] = {}
         self._compiled = CompiledPrograms()
+        self._stored = host.stored
         self._callbacks = HostCallbacks(host.plane, host.report)
         self._backend = host.backend
         self._checker = checker
@@ -92,11 +96,12 @@ class Compiler:
                     self._plane.discard(command.role.peers[0].tag)
                 loaded, how = self._compile_module(module, command, calls.functions), "compiles"
             elif not leads:
-                loaded, how = self._load_shared(module, command), "loads"
+                loaded, how = self._load_shared(module, command)
             elif command.role.peers:
-                loaded, how = self._compile_first(module, command), "compiles"
+                loaded, how = self._compile_first(module, command)
             else:
-                loaded, how = self._compile_alone(module, command)
+                compiled, how = self._compile_alone(module, command)
+                loaded = compiled.loaded
             wrapped, metadata = programs.describe(self._backend, loaded, signature, len(devices))
             wrapped.calls = calls
             if command.island is not None:
@@ -147,15 +152,29 @@ class Compiler:
         except Exception as error:
             self._report.failed(command.ticket, error_text(error))
 
-    def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
-        """Compiles a program of no other host, unless an equal one is known."""
+    def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Compiled, str]:
+        """Compiles a program, unless an equal one is known or stored; returns how it was made."""
         if has_state(module, self._checker.custom_calls):
-            return self._compile_module(module, command), "compiles"
+            return Compiled(self._compile_module(module, command)), "compiles"
         key, size = fingerprint(module, command)
-        loaded, was_known = self._compiled.get(
-            key, size, lambda: self._compile_module(module, command)
-        )
-        return loaded, "reuses" if was_known else "compiles"
+        how = "reuses"
+
+        def compile_program() -> Compiled:
+            nonlocal how
+            options, devices, grid = command.options, command.devices, command.grid
+            if (serialized := self._stored.get(key)) is not None:
+                with contextlib.suppress(Exception):  # another build of jaxlib has stored it
+                    loaded = self._backend.deserialize(serialized, options, devices, grid)
+                    how = "loads"
+                    return Compiled(loaded, serialized)
+            begun, how = time.monotonic(), "compiles"
+            loaded = self._compile_module(module, command)
+            if time.monotonic() - begun >= STORED_S:
+                with contextlib.suppress(Exception):  # a platform that can serialize none
+                    self._stored.put(key, loaded.serialize())
+            return Compiled(loaded)
+
+        return self._compiled.get(key, size, compile_program), how
 
     def _compile_module(
         self,
@@ -166,11 +185,12 @@ class Compiler:
         options, devices, grid = command.options, command.devices, command.grid
         return self._backend.compile(module, options, devices, grid, callbacks)
 
-    def _compile_first(self, module: Any, command: messages.Compile) -> Any:
+    def _compile_first(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
+        """Compiles a program, and sends it to the other hosts."""
         unsent = list(command.role.peers)
         try:
-            loaded = self._compile_module(module, command)
-            serialized = loaded.serialize()
+            compiled, how = self._compile_alone(module, command)
+            serialized = compiled.to_bytes()
             while unsent:
                 self._plane.send(unsent[0].host, unsent[0].tag, serialized)
                 unsent.pop(0)
@@ -178,16 +198,30 @@ class Compiler:
             for follower in unsent:
                 self._mover.send_failure(follower.host, follower.tag, error_text(error))
             raise
-        return loaded
+        return compiled.loaded, how
 
-    def _load_shared(self, module: Any, command: messages.Compile) -> Any:
+    def _load_shared(self, module: Any, command: messages.Compile) -> tuple[Any, str]:
+        """Loads what another host has compiled, unless an equal program is known."""
         options, devices, grid = command.options, command.devices, command.grid
         [leader] = command.role.peers
-        serialized = bytes(self._plane.take(leader.tag, MESSAGE_TIMEOUT_S))
-        try:
-            return self._backend.deserialize(serialized, options, devices, grid)
-        except Exception:  # another kind of processor: its executable cannot be used here
-            return self._compile_module(module, command)
+        how = "reuses"
+
+        def load() -> Compiled:
+            nonlocal how
+            how = "loads"
+            serialized = bytes(self._plane.take(leader.tag, MESSAGE_TIMEOUT_S))
+            try:
+                loaded = self._backend.deserialize(serialized, options, devices, grid)
+                return Compiled(loaded, serialized)
+            except Exception:  # another kind of processor: its executable cannot be used here
+                return Compiled(self._compile_module(module, command))
+
+        if has_state(module, self._checker.custom_calls):
+            return load().loaded, how
+        compiled = self._compiled.get(*fingerprint(module, command), load)
+        if how == "reuses":
+            self._plane.discard(leader.tag)
+        return compiled.loaded, how
 
     def compile_exchange(self, command: messages.CompileExchange) -> None:
         """Prepares a program over several islands."""

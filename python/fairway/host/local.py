@@ -7,6 +7,7 @@ import dataclasses
 from fairway import _native
 from fairway.host.backend import Backend
 from fairway.host.reporter import Reporter
+from fairway.host.stored import StoredPrograms
 from fairway.host.trace import Trace
 
 __all__ = ["LocalHost"]
@@ -21,6 +22,7 @@ class LocalHost:
         backend: its devices.
         plane: its end of the data plane.
         report: sends reports to the controller.
+        stored: its executables on disk.
         trace: records runs, transfers and compilations, if set.
     """
 
@@ -28,4 +30,5 @@ class LocalHost:
     backend: Backend
     plane: _native.DataPlane
     report: Reporter
+    stored: StoredPrograms
     trace: Trace | None = None
