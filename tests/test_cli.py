@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +105,8 @@ def test_run_of_text_that_is_no_python(no_runs: Path, tmp_path: Path) -> None:
         (["islands", "remove", "x"], "number is 'x'; expected a valid integer; try"),
         (["run", "--island", "2x1x4", "a.py"], "--island; did you mean --islands?; try `fairway r"),
         (["capture", "--ot", "a.fw", "a.py"], "no such option --ot; did you mean --out?"),
-        (["run", "-m", "module"], "-m is not supported; expected the path of a Python file"),
+        (["run", "-m"], "-m has no module; expected `-m MODULE`"),
+        (["capture", "-m", "module"], "-m is for `fairway run` only"),
     ],
 )
 def test_a_command_line_that_cannot_be_read(
@@ -265,3 +269,28 @@ def test_what_is_left_shrinks_between_updates(monkeypatch: pytest.MonkeyPatch) -
     assert work.line() == "digging: 25% (1 of 4), 1 min 0 s so far"
     work.update(4, text="checking")
     assert work.line() == "checking, 1 min 0 s so far"
+
+
+@pytest.mark.local("a script runs on islands of its own")
+def test_run_takes_a_module(own_runtime: Path, tmp_path: Path) -> None:
+    """As `python -m` does: pytest finds its tests in the working directory."""
+    (tmp_path / "test_sum.py").write_text(
+        "import jax, jax.numpy as jnp\n\n"
+        "def test_sum():\n    assert len(jax.devices()) == 2\n    assert jnp.ones(3).sum() == 3\n"
+    )
+    command = [sys.executable, "-m", "fairway", "run", "--islands", "2x1x1", "-m", "pytest", "-q"]
+    ended = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(own_runtime)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 passed" in ended.stdout
+    ended = subprocess.run(
+        [*command[:4], "-m", "no_such.module"], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "there is no module no_such.module" in ended.stderr

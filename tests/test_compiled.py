@@ -11,7 +11,7 @@ import pytest
 from conftest import Start, client, said
 
 from fairway.host import compiled
-from fairway.host.compiled import Compiled, CompiledPrograms
+from fairway.host.compiled import CompiledProgram, CompiledPrograms
 
 FINGERPRINTS = """
 from jax._src import compiler
@@ -82,10 +82,10 @@ def test_threads_wait_for_the_one_that_compiles() -> None:
     made: list[Any] = []
     found: list[Any] = []
 
-    def compile_program() -> Compiled:
+    def compile_program() -> CompiledProgram:
         begun.set()
         assert may_end.wait(10)
-        made.append(Compiled(Executable(1)))
+        made.append(CompiledProgram(Executable(1)))
         return made[-1]
 
     def ask() -> None:
@@ -112,7 +112,7 @@ def test_what_fails_is_compiled_again() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="no such operation"):
             known.get("a", 1, fail)
-    one = Compiled(Executable(1))
+    one = CompiledProgram(Executable(1))
     assert known.get("a", 1, lambda: one) is one
     assert known.get("a", 1, fail) is one
 
@@ -123,7 +123,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     known = CompiledPrograms()
 
     def have(key: str, code: int, size: int = 1) -> bool:
-        made = Compiled(Executable(code))
+        made = CompiledProgram(Executable(code))
         return known.get(key, size, lambda: made) is not made
 
     assert not any(have(key, 10) for key in "abc")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fairway.host.__main__ import PR_SET_PDEATHSIG
@@ -25,9 +25,7 @@ does, is faster.
 """
 
 
-def run_script(
-    script: Path, arguments: list[str], environment: dict[str, str], interrupts: Interrupts
-) -> int:
+def run_script(words: Sequence[str], environment: dict[str, str], interrupts: Interrupts) -> int:
     """Runs a script until it ends; it may finish after one request to end, but not after a second.
 
     With a terminal the script is in our process group, so that it can read from the terminal, be
@@ -35,12 +33,17 @@ def run_script(
     all other requests are forwarded. Without a terminal the script has a group of its own, since a
     signal to a whole group cannot be distinguished from one to us alone.
 
+    Args:
+        words: arguments of Python: the script, or ``-m`` and a module, and what follows them.
+        environment: variables that it has besides ours.
+        interrupts: requests to end.
+
     Returns:
         The script's exit code; 128 plus the signal if a signal ended it: the signal that we got,
         where SIGINT was forwarded in its place.
     """
     process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, *words],
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment},
         preexec_fn=_preparation(interrupts),
         process_group=None if (in_our_group := _has_terminal()) else 0,

@@ -46,7 +46,7 @@ from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.predicting import predict_step, record_step
 from fairway.cli.records import show_logs
 from fairway.cli.reproducing import reproduce
-from fairway.cli.scripts import check_script, misplaced, take_options
+from fairway.cli.scripts import check_script, misplaced, take_options, words_of
 from fairway.cli.simulating import simulate_workload
 from fairway.cli.status import planned, show_run
 from fairway.cli.tokens import token_app
@@ -200,7 +200,12 @@ def up(
 @grouped
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
+    script: Annotated[
+        Path,
+        typer.Argument(
+            help="Python script, or -m and a module such as pytest; what follows are its arguments."
+        ),
+    ],
     islands: IslandOptions,
     share: ShareOptions,
     where: ClusterOptions,
@@ -214,7 +219,7 @@ def run(
     of Fairway go before the script; all arguments after it are the script's.
     """
     interrupts = Interrupts()
-    check_script(script, context)
+    words = words_of(script, context)
     _point_out(context.args, RUN_OPTIONS)
     given = islands.given()
     if where.cluster is not None and (new or given):
@@ -231,14 +236,14 @@ def run(
                 note(f"Joining cluster {name}; --new starts islands of its own")
                 environment = client_environment(joined["target"]) | share.environment()
                 interrupts.check()
-                raise SystemExit(run_script(script, context.args, environment, interrupts))
+                raise SystemExit(run_script(words, environment, interrupts))
     settings = islands.settings()
     if not settings.is_in_kubernetes:
         settings = settings.serving(script)
     with brought_up(settings, interrupts) as islands_run:
         interrupts.check()
         environment = islands_run.environment | share.environment()
-        code = run_script(script, context.args, environment, interrupts)
+        code = run_script(words, environment, interrupts)
         for line in planned(islands_run.overview()):
             terminal.print(line)
     raise SystemExit(code)

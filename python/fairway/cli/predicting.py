@@ -41,7 +41,7 @@ def record_step(
     """
     with started(settings.replace(capture=True), interrupts) as run:
         interrupts.check()
-        code = run_script(script, arguments, run.environment, interrupts)
+        code = run_script([str(script), *arguments], run.environment, interrupts)
         captured = write(run, path) if code == 0 else None
     if captured is None:
         fail(f"the script ended with status {code}, so {otherwise}")

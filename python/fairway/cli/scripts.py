@@ -9,16 +9,19 @@ script's own arguments begin.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import typer
 
 from fairway.errors import ConfigError, FairwayError
 
-__all__ = ["check_script", "misplaced", "take_options"]
+__all__ = ["check_script", "misplaced", "take_options", "words_of"]
 
 SEPARATOR = "--"
+MODULE = "-m"
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 """Suffixes of files that Python runs; any other file must be source text that compiles."""
 
@@ -46,9 +49,10 @@ def check_script(script: Path, context: typer.Context) -> None:
         _check_python(script)
         return
     name = str(script)
-    if name == "-m":
+    if name == MODULE:
         raise OptionError(
-            "-m is not supported; expected the path of a Python file, such as that of the module",
+            "-m is for `fairway run` only; expected the path of a Python file, such as that of the "
+            "module",
             ctx=context,
         )
     if name.startswith("-"):
@@ -58,6 +62,31 @@ def check_script(script: Path, context: typer.Context) -> None:
         raise OptionError(f"no such option {name}{hint}", ctx=context)
     found = "it is a folder; " if script.is_dir() else ""
     raise FairwayError(f"there is no script {script}: {found}expected a Python file")
+
+
+def words_of(script: Path, context: typer.Context) -> list[str]:
+    """Returns the arguments for Python that run a script, or a module behind ``-m``.
+
+    Args:
+        script: the argument in the script's position, which may be ``-m``.
+        context: context of the command, with the arguments that follow.
+
+    Raises:
+        OptionError: it is an option that the command does not have, or no module follows ``-m``.
+        FairwayError: there is no such script or module, or it is not Python.
+    """
+    if str(script) != MODULE or script.is_file():
+        check_script(script, context)
+        return [str(script), *context.args]
+    if not context.args:
+        raise OptionError(
+            "-m has no module; expected `-m MODULE`, such as `-m pytest`", ctx=context
+        )
+    name = context.args[0]
+    # Only the top level: to look further would run code of its packages.
+    if PathFinder.find_spec(name.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
+        raise FairwayError(f"there is no module {name} here or in this Python; check its spelling")
+    return [MODULE, *context.args]
 
 
 def _check_python(script: Path) -> None:

@@ -7,7 +7,6 @@ on islands that stayed up share executables. XLA's texts and profiles show the n
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import threading
@@ -21,7 +20,7 @@ from jaxlib.mlir import ir, passmanager
 from fairway.host.backend import READING
 from fairway.host.messages import Compile
 
-__all__ = ["Compiled", "CompiledPrograms", "fingerprint", "has_state"]
+__all__ = ["CompiledProgram", "CompiledPrograms", "fingerprint", "has_state"]
 
 COUNT_MAX = 256
 """Maximum number of executables that are kept after their programs were freed."""
@@ -76,7 +75,7 @@ def has_state(module: Any, custom_calls: Collection[str]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """An executable.
 
     Attributes:
@@ -97,11 +96,15 @@ class CompiledPrograms:
     """Executables by fingerprint; the least recently used are dropped first."""
 
     def __init__(self) -> None:
-        self._known: collections.OrderedDict[str, Future[Compiled]] = collections.OrderedDict()
+        self._known: collections.OrderedDict[str, Future[CompiledProgram]] = (
+            collections.OrderedDict()
+        )
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: str, size: int, compile_program: Callable[[], Compiled]) -> Compiled:
+    def get(
+        self, key: str, size: int, compile_program: Callable[[], CompiledProgram]
+    ) -> CompiledProgram:
         """Returns the executable of a program.
 
         Of several threads that ask for one program, the first compiles it and the others wait.

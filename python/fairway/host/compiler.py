@@ -19,7 +19,7 @@ from fairway.host.backend import READING
 from fairway.host.callbacks import HostCallbacks
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange
-from fairway.host.compiled import Compiled, CompiledPrograms, fingerprint, has_state
+from fairway.host.compiled import CompiledProgram, CompiledPrograms, fingerprint, has_state
 from fairway.host.executable import Executable
 from fairway.host.local import LocalHost
 from fairway.host.modules import AllowedModules
@@ -152,27 +152,27 @@ class Compiler:
         except Exception as error:
             self._report.failed(command.ticket, error_text(error))
 
-    def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[Compiled, str]:
+    def _compile_alone(self, module: Any, command: messages.Compile) -> tuple[CompiledProgram, str]:
         """Compiles a program, unless an equal one is known or stored; returns how it was made."""
         if has_state(module, self._checker.custom_calls):
-            return Compiled(self._compile_module(module, command)), "compiles"
+            return CompiledProgram(self._compile_module(module, command)), "compiles"
         key, size = fingerprint(module, command)
         how = "reuses"
 
-        def compile_program() -> Compiled:
+        def compile_program() -> CompiledProgram:
             nonlocal how
             options, devices, grid = command.options, command.devices, command.grid
             if (serialized := self._stored.get(key)) is not None:
                 with contextlib.suppress(Exception):  # another build of jaxlib has stored it
                     loaded = self._backend.deserialize(serialized, options, devices, grid)
                     how = "loads"
-                    return Compiled(loaded, serialized)
+                    return CompiledProgram(loaded, serialized)
             begun, how = time.monotonic(), "compiles"
             loaded = self._compile_module(module, command)
             if time.monotonic() - begun >= STORED_S:
                 with contextlib.suppress(Exception):  # a platform that can serialize none
                     self._stored.put(key, loaded.serialize())
-            return Compiled(loaded)
+            return CompiledProgram(loaded)
 
         return self._compiled.get(key, size, compile_program), how
 
@@ -206,15 +206,15 @@ class Compiler:
         [leader] = command.role.peers
         how = "reuses"
 
-        def load() -> Compiled:
+        def load() -> CompiledProgram:
             nonlocal how
             how = "loads"
             serialized = bytes(self._plane.take(leader.tag, MESSAGE_TIMEOUT_S))
             try:
                 loaded = self._backend.deserialize(serialized, options, devices, grid)
-                return Compiled(loaded, serialized)
+                return CompiledProgram(loaded, serialized)
             except Exception:  # another kind of processor: its executable cannot be used here
-                return Compiled(self._compile_module(module, command))
+                return CompiledProgram(self._compile_module(module, command))
 
         if has_state(module, self._checker.custom_calls):
             return load().loaded, how

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import callbacks, connection, mends
+from . import connection
 
 __all__ = ["BARE", "check_jaxlib", "initialize"]
 
@@ -78,6 +78,9 @@ def _connect() -> object:
     from jax.extend.backend import ifrt_proxy
     from jaxlib import utils
     from jaxlib.version import __version__ as jaxlib_version
+
+    # They import numpy, whose threads must not exist before the command line has blocked signals.
+    from . import callbacks, mends
 
     if "proxy" not in _platforms():
         raise RuntimeError("JAX_PLATFORMS does not name 'proxy'")
