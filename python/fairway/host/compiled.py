@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
@@ -96,9 +97,7 @@ class CompiledPrograms:
     """Executables by fingerprint; the least recently used are dropped first."""
 
     def __init__(self) -> None:
-        self._known: collections.OrderedDict[str, Future[CompiledProgram]] = (
-            collections.OrderedDict()
-        )
+        self._known: OrderedDict[str, Future[CompiledProgram]] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
 
