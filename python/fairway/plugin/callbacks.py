@@ -21,6 +21,7 @@ from typing import Any
 
 from . import buffers, calls
 from .connection import REACHABLE_WITHIN_S, address_of
+from .local import give_callbacks_a_device, run_as_callback
 
 GREETING = b"fairway callbacks 1\n"
 CALL = struct.Struct("<QQQ")
@@ -52,7 +53,7 @@ class CallbackFunctions:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
-        _give_callbacks_a_device()
+        give_callbacks_a_device()
 
     @contextlib.contextmanager
     def named_in(self, module: Any, functions: Sequence[Function]) -> Iterator[None]:
@@ -184,42 +185,7 @@ def _answer_of(function: Function | None, operands: bytes) -> bytes:
     try:
         if function is None:
             raise RuntimeError("the program of this host callback was freed while it ran")
-        _context.is_callback = True
-        results = function(*calls.unpack(operands))
-        return calls.answer(results)
+        return calls.answer(run_as_callback(function, *calls.unpack(operands)))
     except BaseException as error:
         shown = traceback.TracebackException.from_exception(error)
         return calls.failure("".join(shown.format()).rstrip())
-
-
-_context = threading.local()
-"""``is_callback``: whether this thread runs host callbacks."""
-
-
-def _give_callbacks_a_device() -> None:
-    """Gives callbacks a CPU device of this process, which JAX puts their arguments on.
-
-    It asks for the first device of the platform ``cpu``. Those are the islands' here, which wait
-    for the callback.
-    """
-    from jax._src import xla_bridge
-
-    bridge: Any = xla_bridge
-    if hasattr(bridge.local_devices, "fairway_in_callbacks"):
-        return
-    find: Callable[..., Any] = bridge.local_devices
-    making = threading.Lock()
-    made: list[Any] = []
-
-    def local_devices(*given: Any, **named: Any) -> Any:
-        if not getattr(_context, "is_callback", False) or named.get("backend") != "cpu":
-            return find(*given, **named)
-        with making:
-            if not made:
-                from jaxlib import xla_client
-
-                made.append(xla_client.make_cpu_client())
-        return made[0].local_devices()
-
-    local_devices.fairway_in_callbacks = True  # type: ignore[attr-defined]
-    bridge.local_devices = local_devices
