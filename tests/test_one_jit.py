@@ -209,3 +209,24 @@ say("made", sharding=str(made.sharding.spec), total=float(total), devices=len(ma
         found = said(client(up, code).stdout, "made")
     assert found["devices"] == 8, found
     assert "data" in found["sharding"], found
+
+
+def test_sums_may_be_reduced_later_inside_of_a_program(do: Callable[[str], None]) -> None:
+    """Explicit shardings: a product that is unreduced over the axis of the islands."""
+    do("""
+        kinds = (jax.sharding.AxisType.Explicit,) * 2
+        explicit = jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)
+        a = jax.device_put(X, NamedSharding(explicit, P("y", "x")))
+        b = jax.device_put(W, NamedSharding(explicit, P("x", None)))
+        product = (((1,), (0,)), ((), ()))
+        def f(a, b):
+            unreduced = P("y", None, unreduced={"x"})
+            c = lax.dot_general(a, b, product, out_sharding=unreduced)
+            return jax.sharding.reshard(c + c, P("y", None))
+        with jax.set_mesh(explicit):
+            np.testing.assert_allclose(jax.jit(f)(a, b), 2 * X @ W, rtol=1e-4, atol=1e-4)
+            out = P("y", None, unreduced={"x"})
+            g = jax.jit(lambda a, b: lax.dot_general(a, b, product, out_sharding=out))
+            kind, text = fails(lambda: g(a, b).block_until_ready())
+            assert "unreduced" in text, text
+    """)

@@ -27,9 +27,18 @@ from fairway.host.partition.operations import (
 )
 from fairway.host.partition.rules import Factors, choose, read_rule, reduction_of
 from fairway.host.partition.writer import IslandValue, Writer
-from fairway.host.screening import is_client_call
+from fairway.host.screening import RefusedError, is_client_call
 
 __all__ = ["Localizer"]
+
+RESHARDS = [
+    f"sdy.{name}"
+    for name in (
+        *("all_gather", "all_slice", "all_to_all", "all_reduce", "reduce_scatter"),
+        *("collective_permute", "replicated_to_unreduced", "sharded_to_unreduced"),
+    )
+]
+"""Operations of Shardy that change how an array is sharded."""
 
 Value = Any
 
@@ -288,6 +297,15 @@ class Localizer(Writer):
         cut = self.cut_of(operation.attributes["sharding"], operand)
         self.known[result] = IslandValue(self.emitter.pinned(self.taken(operand, cut), cut), cut)
 
+    def _resharded(self, operation: Any) -> None:
+        """Reshards a value by what Shardy calls a collective, of which it is the same array.
+
+        That also holds for sums that are not reduced yet: operations here reduce theirs at once.
+        """
+        [operand], [result] = operation.operands, operation.results
+        cut = self.cut_of(operation.attributes["out_sharding"], operand)
+        self.known[result] = IslandValue(self.emitter.pinned(self.taken(operand, cut), cut), cut)
+
     def _manual(self, operation: Any) -> None:
         Manual(self, operation).lower()
 
@@ -348,7 +366,13 @@ def _shardings(function: Any, name: str, count: int) -> list[Any]:
     if name not in function.attributes:
         return [None] * count
     given = [ir.DictAttr(one) for one in ir.ArrayAttr(function.attributes[name])]
-    return [one["sdy.sharding"] if "sdy.sharding" in one else None for one in given]  # noqa: SIM401
+    found = [one["sdy.sharding"] if "sdy.sharding" in one else None for one in given]  # noqa: SIM401
+    if any("unreduced=" in str(one) for one in found):
+        raise RefusedError(
+            "UNIMPLEMENTED: an argument or result of a program over several islands is unreduced "
+            "over axes of its mesh; reduce it inside of the program (jax.sharding.reshard)"
+        )
+    return found
 
 
 def _fix_slice(written: Any) -> None:
@@ -398,6 +422,7 @@ SPECIAL: dict[str, Callable[[Localizer, Any], None]] = {
     "stablehlo.composite": Localizer._composite,
     "sdy.sharding_constraint": Localizer._constraint,
     "sdy.reshard": Localizer._constraint,
+    **dict.fromkeys(RESHARDS, Localizer._resharded),
     "sdy.manual_computation": Localizer._manual,
     "stablehlo.partition_id": Localizer._partition_id,
     "stablehlo.custom_call": Localizer._custom_call,
