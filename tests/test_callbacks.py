@@ -254,6 +254,26 @@ def test_many_programs_keep_their_functions_as_long_as_they_can_run(
     """)
 
 
+def test_a_callback_reads_other_arrays_or_says_why_not(do: Callable[[str], None]) -> None:
+    """Over several islands it would wait for hosts that wait for it."""
+    do("""
+        other = jnp.ones(2) + 1
+        def check(x):
+            spans = len({device.island for device in x.devices()}) > 1
+            add = lambda a: np.asarray(a) + np.asarray(other)
+            f = jax.jit(lambda x: jax.pure_callback(add, x, x))
+            if spans:
+                text = fails(lambda: f(x).block_until_ready())[1]
+                assert "make them operands of the callback" in text, text
+            else:
+                np.testing.assert_array_equal(f(x), X + 2)
+        if len({device.island for device in devices}) > 1:
+            check(jax.device_put(X, PLACES["all devices"]))
+        else:
+            everywhere(check)
+    """)
+
+
 def test_a_slow_callback_delays_reads_of_no_other_client(run: Run) -> None:
     slow = """
     import time
@@ -412,8 +432,9 @@ def test_arrays_of_a_call_are_what_was_packed() -> None:
             assert one is not None
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype
-    long = calls.read_answer(calls.failure("x" * 200_000 + "end"))
+    long = calls.read_answer(calls.failure("begin" + "x" * 200_000 + "end"))
     assert isinstance(long, str)
+    assert long.startswith("begin")
     assert long.endswith("end")
     for broken in (b"", b"\0", b"\0" * 20, calls.answer(given)[:40]):
         with pytest.raises((ValueError, TypeError)):

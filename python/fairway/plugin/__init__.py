@@ -125,6 +125,7 @@ def _connect() -> object:
     mends.span_islands()
     local.answer_for_devices(client)
     local.exchange_copies(client)
+    local.refuse_reads_in_callbacks(client)
     os.register_at_fork(after_in_child=connection.refuse_after_fork)
     return client
 

@@ -16,7 +16,14 @@ import struct
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any
 
 from . import buffers, calls
@@ -50,14 +57,21 @@ class CallbackFunctions:
         # JAX refers to a program's functions as long as the program can run.
         self._functions: MutableMapping[int, Function] = weakref.WeakValueDictionary()
         self._newest: collections.deque[list[Function]] = collections.deque(maxlen=NEWEST_MAX)
+        self._spanning: weakref.WeakSet[Function] = weakref.WeakSet()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         give_callbacks_a_device()
 
     @contextlib.contextmanager
-    def named_in(self, module: Any, functions: Sequence[Function]) -> Iterator[None]:
-        """Names functions in a module while it is compiled."""
+    def named_in(self, module: Any, functions: Sequence[Function], spans: bool) -> Iterator[None]:
+        """Names functions in a module while it is compiled.
+
+        Args:
+            module: the module.
+            functions: those that it calls, by index.
+            spans: whether its devices are on several islands.
+        """
         if not functions:
             yield
             return
@@ -68,6 +82,8 @@ class CallbackFunctions:
         numbers = [next(self._numbers) for _ in functions]
         self._functions.update(zip(numbers, functions, strict=True))
         self._newest.append(list(functions))
+        if spans:
+            self._spanning.update(functions)
         attributes = module.operation.attributes
         with module.context:
             attributes[calls.ATTRIBUTE] = ir.DenseI64ArrayAttr.get(numbers)
@@ -84,7 +100,8 @@ class CallbackFunctions:
         """
         with self._lock:
             if self._connection is None or self._connection.is_closed:
-                self._connection = _Connection(self._target, self.key, self._functions)
+                known = self._functions, self._spanning
+                self._connection = _Connection(self._target, self.key, *known)
 
 
 def _with_arrays(module: Any, functions: Sequence[Function]) -> list[Function]:
@@ -122,8 +139,15 @@ def _aliases_of(call: Any) -> dict[int, int]:
 class _Connection:
     """A connection that brings calls, and takes their results."""
 
-    def __init__(self, target: str, key: bytes, functions: Mapping[int, Function]) -> None:
+    def __init__(
+        self,
+        target: str,
+        key: bytes,
+        functions: Mapping[int, Function],
+        spanning: Collection[Function],
+    ) -> None:
         self.is_closed = False
+        self._spanning = spanning
         self._functions = functions
         self._socket = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -167,7 +191,9 @@ class _Connection:
     def _run(self) -> None:
         while True:
             number, function, operands = self._waiting.get()
-            data = _answer_of(self._functions.get(function), operands)
+            called = self._functions.get(function)
+            data = _answer_of(called, called in self._spanning, operands)
+            del called
             with self._sending, contextlib.suppress(OSError):
                 # Small answers as one segment.
                 if len(data) < 1 << 16:
@@ -180,12 +206,12 @@ class _Connection:
                 self._idle += 1
 
 
-def _answer_of(function: Function | None, operands: bytes) -> bytes:
+def _answer_of(function: Function | None, spans: bool, operands: bytes) -> bytes:
     """Calls a function; returns its results, or its error with the traceback."""
     try:
         if function is None:
             raise RuntimeError("the program of this host callback was freed while it ran")
-        return calls.answer(run_as_callback(function, *calls.unpack(operands)))
+        return calls.answer(run_as_callback(function, spans, calls.unpack(operands)))
     except BaseException as error:
         shown = traceback.TracebackException.from_exception(error)
         return calls.failure("".join(shown.format()).rstrip())

@@ -19,7 +19,7 @@ ATTRIBUTE = "fairway.callbacks"
 ALIGNED = 8
 DONE, FAILED = b"\0", b"\1"
 ERROR_CHARACTERS = 100_000
-"""Longest error; of longer ones the end is kept, where Python has the message."""
+"""Longest error; of longer ones the middle is left out."""
 
 
 def pack(arrays: Arrays) -> bytes:
@@ -71,7 +71,10 @@ def answer(results: Arrays) -> bytes:
 
 def failure(text: str) -> bytes:
     """Returns the answer with the text of an error."""
-    return FAILED + text[-ERROR_CHARACTERS:].encode(errors="replace")
+    if len(text) > ERROR_CHARACTERS:
+        half = ERROR_CHARACTERS // 2
+        text = f"{text[:half]} [...] {text[-half:]}"
+    return FAILED + text.encode(errors="replace")
 
 
 def read_answer(data: "bytes | memoryview") -> "list[np.ndarray[Any, Any] | None] | str":

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 _context = threading.local()
-"""``is_callback``: whether this thread runs host callbacks."""
+"""``is_callback``: whether this thread runs a host callback; ``spans``: whether the program that
+calls it is one over several islands."""
 
 
 @functools.cache
@@ -22,13 +23,42 @@ def local_client() -> Any:
     return xla_client.make_cpu_client()
 
 
-def run_as_callback(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function whose thread's CPU device is this process's."""
-    _context.is_callback = True
+def run_as_callback(function: Callable[..., Any], spans: bool, arguments: list[Any]) -> Any:
+    """Calls a function whose thread's CPU device is this process's.
+
+    Args:
+        function: the function.
+        spans: whether the program that calls it is one over several islands.
+        arguments: what it is called with.
+    """
+    _context.is_callback, _context.spans = True, spans
     try:
         return function(*arguments)
     finally:
-        _context.is_callback = False
+        _context.is_callback = _context.spans = False
+
+
+def refuse_reads_in_callbacks(client: Any) -> None:
+    """Makes reads of islands' arrays raise where they would not end.
+
+    A host that runs a program over several islands takes no other commands until the functions have
+    returned that the program's communication needs.
+    """
+    from jax._src import array
+
+    place: Any = array.ArrayImpl
+    read: Callable[[Any], Any] = place._value.fget
+
+    def value(self: Any) -> Any:
+        waits = getattr(_context, "spans", False) and self._npy_value is None
+        if waits and any(device.client is client for device in self.sharding.device_set):
+            raise RuntimeError(
+                "a host callback of a program over several islands cannot read other arrays on the "
+                "islands, whose hosts wait for it; make them operands of the callback"
+            )
+        return read(self)
+
+    place._value = property(value)
 
 
 def give_callbacks_a_device() -> None:

@@ -86,7 +86,8 @@ def mend_compilation(client: Any, calls: CallbackFunctions) -> None:
         client.get_default_layout(byte, (next(sizes),), device)
         functions = bound.arguments["host_callbacks"]
         bound.arguments["host_callbacks"] = []
-        with calls.named_in(bound.arguments["module"], functions):
+        islands = {getattr(one, "island", 0) for one in bound.arguments["executable_devices"]}
+        with calls.named_in(bound.arguments["module"], functions, len(islands) > 1):
             compiled = compile_now(*bound.args, **bound.kwargs)
         _warn_of_exchanges(compiled)
         return compiled
