@@ -229,6 +229,28 @@ def test_after_an_error_a_run_calls_nothing_any_more(do: Callable[[str], None]) 
     """)
 
 
+def test_a_run_that_fails_gives_zeros_to_no_other(do: Callable[[str], None]) -> None:
+    """Runs that are enqueued behind it have the values that their functions return."""
+    do("""
+        def halve(a):
+            if float(a[0, 0]) == 3.0:
+                raise ValueError("three")
+            return np.asarray(a) / 2
+        def check(x):
+            f = jax.jit(lambda x: jax.pure_callback(halve, like(x), x) * 2, donate_argnums=0)
+            for _ in range(5):
+                given = [jax.device_put(np.full((8, 2), n, "f"), x.sharding) for n in range(8)]
+                found = [f(one) for one in given]
+                for n, one in enumerate(found):
+                    if n == 3:
+                        assert "three" in fails(lambda: np.asarray(one))[1]
+                    else:
+                        np.testing.assert_array_equal(one, np.full((8, 2), n))
+        everywhere(check)
+        fails(jax.effects_barrier)
+    """)
+
+
 def test_a_result_of_another_shape_is_an_error(do: Callable[[str], None]) -> None:
     do("""
         f = jax.jit(lambda x: jax.pure_callback(lambda a: np.zeros(3, "f"), like(x), x))

@@ -51,8 +51,8 @@ if a device waits for another for 600 s."""
 FOREVER_S = 1e8
 FAILED_MAX = 1024
 """Runs with failed functions that are remembered, until nothing more of them is on the devices."""
-SETTLED_S = 0.02
-"""Time within which the end of a run shows."""
+SETTLED_S = 0.2
+"""Time within which the end of a run shows, once the next one has begun."""
 
 Spec = tuple[np.dtype[Any], tuple[int, ...]] | None
 """Element type and shape of a result; None for a token."""
@@ -182,7 +182,7 @@ class _Run:
         scope: the first buffer of the run, or of that of the whole program that it is a part of.
     """
 
-    __slots__ = ("_token", "client", "lock", "results", "scope")
+    __slots__ = ("_output", "_token", "client", "lock", "results", "scope")
 
     def __init__(self, client: int, results: tuple[int, int], scope: int) -> None:
         self.client = client
@@ -190,10 +190,18 @@ class _Run:
         self.scope = scope
         self.lock = threading.Lock()
         self._token: Any = None
+        self._output: Any = None
 
-    def ends_with(self, token: Any) -> None:
-        """Notes that the run was enqueued, and ends with ``token``."""
-        self._token = token
+    def ends_with(self, token: Any, output: Any) -> None:
+        """Notes that the run was enqueued, and ends with a token and an output, if it has any."""
+        self._token, self._output = token, output
+
+    def is_over(self) -> bool:
+        """Returns whether the run is known to be over; that of a donated output is not."""
+        try:
+            return self._output is not None and bool(self._output.is_ready())
+        except Exception:
+            return False
 
     def wait(self) -> None:
         """Waits until the run is over; one that could not be enqueued is."""
@@ -259,7 +267,7 @@ class ProgramCalls:
         assert self._ends is not None
         while (ended := self._ends.get()) is not None:
             ended.wait()
-            with self._lock:
+            with self._lock, contextlib.suppress(ValueError):  # it was seen to be over
                 self._runs.remove(ended)
 
     def _current(self) -> _Run:
@@ -268,7 +276,16 @@ class ProgramCalls:
         Runs over several devices are executed one after another.
         """
         with self._lock:
+            while len(self._runs) > 1 and self._runs[0].is_over():
+                self._runs.popleft()
             return self._runs[0]
+
+    def _settled(self, run: _Run) -> _Run:
+        """Returns the run on the devices, once the end of ``run`` would have been seen."""
+        deadline = time.monotonic() + SETTLED_S
+        while (found := self._current()) is run and time.monotonic() < deadline:
+            time.sleep(SETTLED_S / 20)
+        return found
 
     def _returning(self, function: ClientFunction) -> Callable[..., Any]:
         """Returns what XLA calls with operands for results."""
@@ -290,7 +307,9 @@ class ProgramCalls:
         """Returns a function's results; zeros once one of this run has failed."""
         run = self._current()
         if self._callbacks.has_failed(run):
-            return _zeros(function.results)
+            run = self._settled(run)  # zeros are for that run only, not for the next one
+            if self._callbacks.has_failed(run):
+                return _zeros(function.results)
         wait_s = FOREVER_S if self._is_alone else WAIT_S
         try:
             return self._callbacks.call(run.client, function, operands, wait_s)
@@ -302,8 +321,7 @@ class ProgramCalls:
 
     def _fail(self, text: str) -> None:
         """Makes errors of the results of the run on the devices."""
-        time.sleep(SETTLED_S)  # the end of the run before is seen by now
-        run = self._current()
+        run = self._settled(self._current())
         with run.lock:
             if not self._callbacks.has_failed(run):
                 self._callbacks.lose(run, text)

@@ -281,12 +281,12 @@ class Launcher:
         with program.calls.running(*made) if program.calls else contextlib.nullcontext() as run:
             raw = program.execute(inputs, with_tokens=True)
             token = raw.consume_token()
+            outputs: list[Any] = raw.consume_with_handlers(program.handlers)
             if run is not None:
-                run.ends_with(token)
+                run.ends_with(token, outputs[0] if outputs else None)
         if self._trace is not None:
             times_ns = (self._begun_ns or begun, begun)
             self._trace.run(token, times_ns, program.local, program.name, made[0])
-        outputs: list[Any] = raw.consume_with_handlers(program.handlers)
         return outputs, token
 
     def _take(self, program: Feed, completion: int | None) -> list[Any]:
