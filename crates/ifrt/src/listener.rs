@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use run::World;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
-use transport::PeerConnection;
 use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
+use transport::{Decision, PeerConnection, Strangers};
 
 use crate::buffers::Buffers;
 use crate::callbacks;
@@ -24,7 +24,7 @@ use crate::service::FrontDoor;
 
 /// Timeout for a connection to open a session, no matter what it sends meanwhile.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of connections without a session; further ones wait in the kernel's backlog.
+/// Maximum number of connections that have sent something and have no session; further ones wait.
 const PENDING_LIMIT: usize = 512;
 /// Maximum number of connections, lower where descriptors are scarce; clients have one or two each.
 const CONNECTION_LIMIT: usize = 8192;
@@ -172,12 +172,12 @@ async fn accept(
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
     world: Arc<World>,
 ) {
-    let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
+    let onward = Onward { sender, world, pending: Arc::new(Semaphore::new(PENDING_LIMIT)) };
+    let mut silent = Strangers::default();
     let open = Arc::new(Semaphore::new(connection_limit()));
     let mut refusals = Refusals::default();
     loop {
         let slot = open.clone().acquire_owned().await.expect("never closed");
-        let permit = pending.clone().acquire_owned().await.expect("never closed");
         let accepted = tokio::select! {
             accepted = listener.accept() => admit(accepted, &users, &mut refusals).await,
             Some(arrival) = arrivals.recv() => {
@@ -186,25 +186,47 @@ async fn accept(
             }
         };
         let Some((stream, peer)) = accepted else { continue };
-        let identity = Arc::new(Identity::new(peer, permit, slot));
-        tokio::spawn(pass(stream, identity, sender.clone(), world.clone()));
+        for () in silent.make_room() {
+            tracing::debug!("a client's connection was evicted by others before its first byte");
+        }
+        let decision = Decision::default();
+        let task = tokio::spawn(onward.clone().pass(stream, peer, slot, decision.clone()));
+        silent.add((), task.abort_handle(), decision);
     }
 }
 
-/// Passes a connection on to what it begins with: a session, or the calls of a client.
-async fn pass(
-    mut stream: ClientStream,
-    identity: Arc<Identity>,
+/// Where connections go once their peers have sent something.
+#[derive(Clone)]
+struct Onward {
     sender: mpsc::Sender<io::Result<ProxyConnection>>,
     world: Arc<World>,
-) {
-    let deadline = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
-    let Ok(Ok(first)) = tokio::time::timeout_at(deadline, stream.peek()).await else { return };
-    if first == callbacks::GREETING[0] {
-        return callbacks::serve(stream, identity, deadline, world).await;
+    pending: Arc<Semaphore>,
+}
+
+impl Onward {
+    /// Passes a connection on to what it begins with: a session, or the calls of a client.
+    async fn pass(
+        self,
+        mut stream: ClientStream,
+        peer: ConnectionPeer,
+        slot: OwnedSemaphorePermit,
+        decision: Decision,
+    ) {
+        let deadline = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
+        let first = tokio::time::timeout_at(deadline, stream.peek()).await;
+        let Ok(Ok(first)) = first else { return };
+        if !decision.decide() {
+            return; // it was evicted
+        }
+        let permit = tokio::time::timeout_at(deadline, self.pending.acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return };
+        let identity = Arc::new(Identity::new(peer, permit, slot));
+        if first == callbacks::GREETING[0] {
+            return callbacks::serve(stream, identity, deadline, self.world).await;
+        }
+        // Ignored: the server is ending.
+        drop(self.sender.send(Ok(ProxyConnection::new(stream, identity, deadline))).await);
     }
-    // Ignored: the server is ending.
-    drop(sender.send(Ok(ProxyConnection::new(stream, identity, deadline))).await);
 }
 
 /// The reasons of refusals that were printed.
