@@ -13,9 +13,9 @@ use bytes::Bytes;
 use run::{Call, CallbackKey, World};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tonic::transport::server::Connected;
 
-use crate::connection::{ClientStream, Identity};
+use crate::connection::ProxyConnection;
 use crate::proto as p;
 
 /// What such a connection begins with; a session begins with the preface of HTTP/2.
@@ -36,23 +36,15 @@ pub(crate) fn key(given: &p::AttributeMap) -> Option<CallbackKey> {
     let Value::StringValue(text) = given.attributes.get(KEY_ATTRIBUTE)?.value.as_ref()? else {
         return None;
     };
-    let digit = |one: &u8| char::from(*one).to_digit(16);
-    let digits: Option<Vec<u32>> = text.iter().map(digit).collect();
-    let bytes: Vec<u8> = digits?.chunks(2).map(|two| (two[0] * 16 + two[1]) as u8).collect();
-    bytes.try_into().ok()
+    transport::unhex(std::str::from_utf8(text).ok()?)
 }
 
 /// Serves a client's stream until it ends.
-pub(crate) async fn serve(
-    stream: ClientStream,
-    identity: Arc<Identity>,
-    deadline: Instant,
-    world: Arc<World>,
-) {
-    let (input, mut output) = tokio::io::split(stream);
+pub(crate) async fn serve(connection: ProxyConnection, world: Arc<World>) {
+    let identity = connection.connect_info();
+    let (input, mut output) = tokio::io::split(connection);
     let mut input = BufReader::with_capacity(64 << 10, input);
-    let greeted = tokio::time::timeout_at(deadline, greet(&mut input)).await;
-    let Ok(Ok(key)) = greeted else { return };
+    let Ok(key) = greet(&mut input).await else { return };
     let Some((client, number, calls)) = world.callbacks().open(&key) else {
         drop(output.write_all(&[NO_SUCH_KEY]).await);
         return;
@@ -129,5 +121,26 @@ async fn receive(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(text: &[u8]) -> Option<CallbackKey> {
+        let value = p::attribute_map::value::Value::StringValue(text.to_vec().into());
+        let value = p::attribute_map::Value { value: Some(value) };
+        let attributes = [(KEY_ATTRIBUTE.to_owned(), value)].into_iter().collect();
+        key(&p::AttributeMap { attributes, ..Default::default() })
+    }
+
+    #[test]
+    fn a_key_is_64_hexadecimal_digits() {
+        assert_eq!(named(&[b'a'; 64]), Some([0xaa; 32]));
+        for wrong in [&b""[..], b"a", &[b'a'; 63], &[b'a'; 66], &[b'x'; 64], &[0xff; 64]] {
+            assert_eq!(named(wrong), None);
+        }
+        assert_eq!(key(&p::AttributeMap::default()), None);
     }
 }

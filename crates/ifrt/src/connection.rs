@@ -43,21 +43,21 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Creates an identity. `pending` is held until a session is opened, `open` until the connection
-    /// ends.
-    pub fn new(
-        peer: ConnectionPeer,
-        pending: OwnedSemaphorePermit,
-        open: OwnedSemaphorePermit,
-    ) -> Self {
+    /// Creates an identity. `open` is held until the connection ends.
+    pub fn new(peer: ConnectionPeer, open: OwnedSemaphorePermit) -> Self {
         Self {
             peer,
             process: OnceCell::new(),
             sessions: Arc::new(Semaphore::new(SESSIONS)),
             established: AtomicBool::new(false),
-            pending: Mutex::new(Some(pending)),
+            pending: Mutex::new(None),
             _open: open,
         }
+    }
+
+    /// Takes a place among connections without a session, which it has until one is opened.
+    pub fn take_place(&self, pending: OwnedSemaphorePermit) {
+        *self.pending.lock() = Some(pending);
     }
 
     /// Returns where the client is: its process, if it can be found, or its machine.
@@ -91,101 +91,29 @@ impl Identity {
 
 /// The bytes of a connection.
 #[derive(Debug)]
-pub(crate) enum RawStream {
+pub(crate) enum ClientStream {
     /// From this machine.
     Local(TcpStream),
     /// From another one, by the gateway.
     Carried(Box<PeerConnection>),
 }
 
-/// The bytes of a connection, whose first one may have been looked at.
-#[derive(Debug)]
-pub(crate) struct ClientStream {
-    raw: RawStream,
-    /// A byte that was read and is to be read again.
-    first: Option<u8>,
-}
-
-impl ClientStream {
-    /// Wraps the bytes of a connection.
-    pub fn new(raw: RawStream) -> Self {
-        Self { raw, first: None }
-    }
-
-    /// Reads the first byte, which is read again by the next reader.
-    ///
-    /// # Errors
-    /// The connection has ended.
-    pub async fn peek(&mut self) -> io::Result<u8> {
-        let first = self.read_u8().await?;
-        self.first = Some(first);
-        Ok(first)
-    }
-}
-
-/// Calls a method of the bytes of a pinned stream.
-macro_rules! raw {
-    ($stream:expr, $method:ident $(, $argument:expr)*) => {
-        match &mut $stream.raw {
-            RawStream::Local(stream) => Pin::new(stream).$method($($argument),*),
-            RawStream::Carried(stream) => Pin::new(stream.as_mut()).$method($($argument),*),
+/// Calls a method of the stream in a pinned connection.
+macro_rules! delegate {
+    ($connection:expr, $method:ident $(, $argument:expr)*) => {
+        match &mut $connection.stream {
+            ClientStream::Local(stream) => Pin::new(stream).$method($($argument),*),
+            ClientStream::Carried(stream) => Pin::new(stream.as_mut()).$method($($argument),*),
         }
     };
-}
-
-impl AsyncRead for ClientStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if buffer.remaining() > 0
-            && let Some(first) = self.first.take()
-        {
-            buffer.put_slice(&[first]);
-            return Poll::Ready(Ok(()));
-        }
-        raw!(self, poll_read, context, buffer)
-    }
-}
-
-impl AsyncWrite for ClientStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        raw!(self, poll_write, context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        raw!(self, poll_write_vectored, context, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match &self.raw {
-            RawStream::Local(stream) => stream.is_write_vectored(),
-            RawStream::Carried(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        raw!(self, poll_flush, context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        raw!(self, poll_shutdown, context)
-    }
 }
 
 /// A connection that is closed unless a session is opened before a deadline.
 #[derive(Debug)]
 pub(crate) struct ProxyConnection {
     stream: ClientStream,
+    /// A byte that was read and is to be read again.
+    first: Option<u8>,
     identity: Arc<Identity>,
     deadline: Pin<Box<Sleep>>,
 }
@@ -193,7 +121,18 @@ pub(crate) struct ProxyConnection {
 impl ProxyConnection {
     /// Wraps a connection, on which a session must be opened before `deadline`.
     pub fn new(stream: ClientStream, identity: Arc<Identity>, deadline: Instant) -> Self {
-        Self { stream, identity, deadline: Box::pin(tokio::time::sleep_until(deadline)) }
+        let deadline = Box::pin(tokio::time::sleep_until(deadline));
+        Self { stream, first: None, identity, deadline }
+    }
+
+    /// Reads the first byte, which is read again by the next reader.
+    ///
+    /// # Errors
+    /// The connection has ended, or the deadline has expired.
+    pub async fn peek(&mut self) -> io::Result<u8> {
+        let first = self.read_u8().await?;
+        self.first = Some(first);
+        Ok(first)
     }
 
     /// Fails once the deadline has expired. Reads and writes both check it: a peer must not be able to
@@ -223,7 +162,13 @@ impl AsyncRead for ProxyConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        if buffer.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buffer.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        delegate!(self, poll_read, context, buffer)
     }
 }
 
@@ -234,7 +179,7 @@ impl AsyncWrite for ProxyConnection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        delegate!(self, poll_write, context, bytes)
     }
 
     fn poll_write_vectored(
@@ -243,18 +188,21 @@ impl AsyncWrite for ProxyConnection {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+        delegate!(self, poll_write_vectored, context, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            ClientStream::Local(stream) => stream.is_write_vectored(),
+            ClientStream::Carried(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        delegate!(self, poll_flush, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        delegate!(self, poll_shutdown, context)
     }
 }

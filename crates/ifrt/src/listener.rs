@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use run::World;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use tonic::transport::server::Connected;
 use transport::identity::{LocalPeer, Users, is_descriptor_shortage};
 use transport::{Decision, PeerConnection, Strangers};
 
 use crate::buffers::Buffers;
 use crate::callbacks;
-use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection, RawStream};
+use crate::connection::{ClientStream, ConnectionPeer, Identity, ProxyConnection};
 use crate::presentation::Presentation;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtServiceServer;
 use crate::service::FrontDoor;
@@ -182,15 +183,18 @@ async fn accept(
             accepted = listener.accept() => admit(accepted, &users, &mut refusals).await,
             Some(arrival) = arrivals.recv() => {
                 let peer = ConnectionPeer::Carried(arrival.peer);
-                Some((ClientStream::new(RawStream::Carried(Box::new(arrival))), peer))
+                Some((ClientStream::Carried(Box::new(arrival)), peer))
             }
         };
         let Some((stream, peer)) = accepted else { continue };
         for () in silent.make_room() {
             tracing::debug!("a client's connection was evicted by others before its first byte");
         }
+        let deadline = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
+        let connection =
+            ProxyConnection::new(stream, Arc::new(Identity::new(peer, slot)), deadline);
         let decision = Decision::default();
-        let task = tokio::spawn(onward.clone().pass(stream, peer, slot, decision.clone()));
+        let task = tokio::spawn(onward.clone().pass(connection, deadline, decision.clone()));
         silent.add((), task.abort_handle(), decision);
     }
 }
@@ -207,25 +211,22 @@ impl Onward {
     /// Passes a connection on to what it begins with: a session, or the calls of a client.
     async fn pass(
         self,
-        mut stream: ClientStream,
-        peer: ConnectionPeer,
-        slot: OwnedSemaphorePermit,
+        mut connection: ProxyConnection,
+        deadline: tokio::time::Instant,
         decision: Decision,
     ) {
-        let deadline = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
-        let first = tokio::time::timeout_at(deadline, stream.peek()).await;
-        let Ok(Ok(first)) = first else { return };
+        let Ok(first) = connection.peek().await else { return };
         if !decision.decide() {
             return; // it was evicted
         }
-        let permit = tokio::time::timeout_at(deadline, self.pending.acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else { return };
-        let identity = Arc::new(Identity::new(peer, permit, slot));
+        let place = tokio::time::timeout_at(deadline, self.pending.acquire_owned()).await;
+        let Ok(Ok(place)) = place else { return };
+        connection.connect_info().take_place(place);
         if first == callbacks::GREETING[0] {
-            return callbacks::serve(stream, identity, deadline, self.world).await;
+            return callbacks::serve(connection, self.world).await;
         }
         // Ignored: the server is ending.
-        drop(self.sender.send(Ok(ProxyConnection::new(stream, identity, deadline))).await);
+        drop(self.sender.send(Ok(connection)).await);
     }
 }
 
@@ -248,9 +249,7 @@ async fn admit(
     };
     let checked = check(users, &stream, peer).await;
     match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
-        Ok(peer) => {
-            Some((ClientStream::new(RawStream::Local(stream)), ConnectionPeer::Local(peer)))
-        }
+        Ok(peer) => Some((ClientStream::Local(stream), ConnectionPeer::Local(peer))),
         // A port probe: the peer has already closed the connection.
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {

@@ -144,9 +144,9 @@ messages! { from hosts
         /// Report that buffers are errors here.
         ///
         /// They are an input of a launch over several hosts, or the results of a run in which a host
-        /// callback has failed. Other devices may have them and wait for this host's. Once the controller has made errors
-        /// of all that derives from them, it sends an empty message with this tag; the host takes part
-        /// then.
+        /// callback has failed. Other devices may have them and wait for this host's. Once the
+        /// controller has made errors of all that derives from them, it sends an empty message with
+        /// this tag; the host takes part then.
         10 BuffersLost {
             /// The client.
             client: ClientId,

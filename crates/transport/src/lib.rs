@@ -28,4 +28,4 @@ pub use peers::{PeerConnection, RemotePeer};
 pub use remote::{Carrier, Remote};
 pub use strangers::{Decision, STRANGERS_MAX, Strangers};
 pub use stream::BufferedStream;
-pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens};
+pub use token::{Grant, PeerRole, StoredToken, Token, TokenId, Tokens, unhex};

@@ -288,7 +288,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex<const COUNT: usize>(text: &str) -> Option<[u8; COUNT]> {
+/// Returns the bytes that hexadecimal digits stand for; `None` if they are not exactly as many.
+pub fn unhex<const COUNT: usize>(text: &str) -> Option<[u8; COUNT]> {
     let digits = text.as_bytes();
     if digits.len() != 2 * COUNT || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;

@@ -76,20 +76,19 @@ class Apart:
         self,
         program: Executable,
         arguments: Sequence[int],
-        made: tuple[int, int, int],
+        issued: tuple[int, int],
         enqueue: Callable[[list[Array]], Enqueued],
-    ) -> RunAhead:
-        """Lets a thread enqueue a run.
+    ) -> tuple[list[Lazy], RunAhead]:
+        """Lets a thread enqueue a run; returns its results and its token.
 
         Args:
             program: what runs.
             arguments: the buffers of its arguments.
-            made: the client, the buffer of its first result, and the number of its results.
+            issued: the client, and the number of results.
             enqueue: enqueues the run with these inputs, in the thread.
         """
-        [device], (client, first_result, results) = program.local, made
-        values = self._objects.values
-        inputs = [values[number] for number in arguments]
+        [device], (client, results) = program.local, issued
+        inputs = [self._objects.values[number] for number in arguments]
         waiting = self._waiting.setdefault(device, collections.deque())
         while waiting and (waiting[0].done() or len(waiting) >= WAITING_MAX):
             with contextlib.suppress(Exception):  # its error is that of its results
@@ -100,11 +99,9 @@ class Apart:
         waiting.append(enqueued)
         for number in arguments:
             self._objects.note_use(number, enqueued)
-        for index in range(results):
-            values[first_result + index] = _Ahead(_result(enqueued, index))
         token = RunAhead(enqueued)
         self._last[device] = client, token
-        return token
+        return [_Ahead(_result(enqueued, index)) for index in range(results)], token
 
 
 def _result(enqueued: Future[Enqueued], index: int) -> Callable[[], Array]:

@@ -27,6 +27,7 @@ from jaxlib.mlir import ir
 from fairway import _native
 from fairway.host import messages
 from fairway.host.backend import dtype_of
+from fairway.host.executable import IssuedRun
 from fairway.host.objects import CallError, error_text
 from fairway.host.programs import ELEMENT_TYPES
 from fairway.host.reporter import Reporter
@@ -41,8 +42,6 @@ from fairway.plugin import calls
 
 __all__ = ["HostCallbacks", "ProgramCalls"]
 
-INLINE_BYTES = 64 << 10
-"""Operands from this size on travel on the data plane."""
 FIRST_TAG = 1 << 63
 """Tags from here on are those of calls; the controller's are smaller."""
 WAIT_S = 500.0
@@ -119,7 +118,7 @@ class HostCallbacks:
 
     def has_failed(self, run: _Run) -> bool:
         """Returns whether a function has failed in a run, or before in its whole program's run."""
-        return run.scope in self._failed
+        return run.issued.scope in self._failed
 
     def call(
         self, client: int, function: ClientFunction, operands: calls.Arrays, wait_s: float
@@ -133,10 +132,9 @@ class HostCallbacks:
         tag, data = next(self._tags), calls.pack(operands)
         self._plane.expect(tag, _native.CONTROLLER)
         size = sum(size_of(spec) for spec in function.results)
-        is_small = len(data) < INLINE_BYTES
-        if not is_small:
+        inline = data if len(data) < _native.INLINE_BYTES else None
+        if inline is None:
             self._plane.send(_native.CONTROLLER, tag, data)
-        inline = data if is_small else None
         self._report.send(
             messages.ClientCalled(messages.HostCall(client, function.number, tag, size, inline))
         )
@@ -157,11 +155,11 @@ class HostCallbacks:
 
     def lose(self, run: _Run, text: str) -> None:
         """Lets the controller make errors of a run's results; returns when it has."""
-        self._failed.append(run.scope)
+        client, first, count, scope = run.issued
+        self._failed.append(scope)
         tag = next(self._tags)
         self._plane.expect(tag, _native.CONTROLLER)
-        first, count = run.results
-        self._report.send(messages.BuffersLost(run.client, first, count, tag, text))
+        self._report.send(messages.BuffersLost(client, first, count, tag, text))
         self._plane.take(tag, WAIT_S)
 
 
@@ -177,17 +175,14 @@ class _Run:
     """A run that may call functions.
 
     Attributes:
-        client: its client.
-        results: first of the buffers of its results and completion, and their number.
-        scope: the first buffer of the run, or of that of the whole program that it is a part of.
+        issued: its client and buffers.
+        lock: held while its results are made errors.
     """
 
-    __slots__ = ("_output", "_token", "client", "lock", "results", "scope")
+    __slots__ = ("_output", "_token", "issued", "lock")
 
-    def __init__(self, client: int, results: tuple[int, int], scope: int) -> None:
-        self.client = client
-        self.results = results
-        self.scope = scope
+    def __init__(self, issued: IssuedRun) -> None:
+        self.issued = issued
         self.lock = threading.Lock()
         self._token: Any = None
         self._output: Any = None
@@ -238,16 +233,9 @@ class ProgramCalls:
         ]
 
     @contextlib.contextmanager
-    def running(self, client: int, first: int, count: int, scope: int) -> Iterator[_Run]:
-        """Notes that a run is enqueued, which may call functions from then on.
-
-        Args:
-            client: its client.
-            first: first of the buffers of its results and completion.
-            count: number of these buffers.
-            scope: first buffer of the run, or of that of the whole program that it is a part of.
-        """
-        run = _Run(client, (first, count), scope)
+    def running(self, issued: IssuedRun) -> Iterator[_Run]:
+        """Notes that a run is enqueued, which may call functions from then on."""
+        run = _Run(issued)
         with self._lock:
             self._runs.append(run)
         if self._ends is None:
@@ -312,7 +300,7 @@ class ProgramCalls:
                 return _zeros(function.results)
         wait_s = FOREVER_S if self._is_alone else WAIT_S
         try:
-            return self._callbacks.call(run.client, function, operands, wait_s)
+            return self._callbacks.call(run.issued.client, function, operands, wait_s)
         except CallError as error:
             if self._is_alone:
                 raise

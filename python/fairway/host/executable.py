@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Executable"]
+__all__ = ["Executable", "IssuedRun"]
 
 Array = Any
+
+
+class IssuedRun(NamedTuple):
+    """A run as its client issued it.
+
+    Attributes:
+        client: the client.
+        first: the first of the buffers of its results and completion.
+        buffers: number of these buffers.
+        scope: its first buffer, or that of the run of the whole program that it is a part of.
+    """
+
+    client: int
+    first: int
+    buffers: int
+    scope: int
 
 
 class Executable:

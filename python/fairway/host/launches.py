@@ -15,7 +15,7 @@ from fairway.errors import LaunchOrderError
 from fairway.host import messages
 from fairway.host.apart import Apart
 from fairway.host.backend import Backend
-from fairway.host.executable import Executable
+from fairway.host.executable import Executable, IssuedRun
 from fairway.host.inputs import Feed
 from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
 from fairway.host.reporter import Reporter
@@ -145,28 +145,22 @@ class Launcher:
         try:
             program = self._programs[executable]
             inputs = [objects[number] for number in arguments]
-            if isinstance(program, Executable) and Apart.takes(program, inputs):
-                self._run_apart(program, launch, (arguments, first_result, client))
-                return
+            made = launch.results + (completion is not None)
+            issued = IssuedRun(client, first_result, made, self._scope or first_result)
+            is_apart = isinstance(program, Executable) and Apart.takes(program, inputs)
             failed = None
-            for index, value in enumerate(inputs):
-                if isinstance(value, (Deferred, Failed)):
-                    inputs[index] = value = self._wait_for(value)
-                    if isinstance(value, Failed):
-                        failed = value
-            if failed is not None:
+            if not is_apart and self._resolve(inputs):
                 failed = self._stand_in(program, arguments, inputs, client)
             kept = launch.keep
             if not isinstance(program, Feed) and program.donated:
                 kept = kept + self._still_read(program, arguments, kept)
-            if kept:
-                self._copy_kept(inputs, kept)
             if isinstance(program, Feed):
                 outputs = self._take(program, completion)
+            elif is_apart:
+                outputs = self._run_apart(program, launch, arguments, (issued, kept))
             else:
-                made = launch.results + (completion is not None)
-                made_by = (client, first_result, made, self._scope or first_result)
-                outputs = self._hand_over(program, inputs, completion, made_by)
+                self._copy_kept(inputs, kept)
+                outputs = self._hand_over(program, inputs, completion, issued)
         except Exception as error:
             failed = self._failure(executable, error)
         if failed is not None:
@@ -184,32 +178,41 @@ class Launcher:
         self,
         program: Executable,
         launch: messages.Launch,
-        run: tuple[list[int], int, int],
-    ) -> None:
+        arguments: list[int],
+        run: tuple[IssuedRun, list[int]],
+    ) -> list[Any]:
         """Lets a thread enqueue a run: see :mod:`fairway.host.apart`.
 
         Args:
             program: what runs.
             launch: the command.
-            run: its arguments, the buffer of its first result, and its client.
+            arguments: the buffers of its arguments.
+            run: the run, and the arguments that it must not donate.
         """
-        arguments, first_result, client = run
-        kept = launch.keep + self._still_read(program, arguments, launch.keep)
-        made = launch.results + (launch.completion is not None)
-        scope = self._scope or first_result
+        issued, kept = run
 
         def enqueue(inputs: list[Array]) -> tuple[list[Array], Any]:
             try:
                 self._copy_kept(inputs, kept)
-                return self._enqueue(program, inputs, (client, first_result, made, scope))
+                return self._enqueue(program, inputs, issued)
             except Exception as error:
                 raise self._failure(launch.executable, error) from None
 
-        results = (client, first_result, launch.results)
-        token = self._apart.run(program, arguments, results, enqueue)
+        client_and_results = issued.client, launch.results
+        outputs, token = self._apart.run(program, arguments, client_and_results, enqueue)
         if launch.completion is not None:
             self._objects.values[launch.completion] = token
         self._last = token, None
+        return outputs
+
+    def _resolve(self, inputs: list[Any]) -> bool:
+        """Resolves inputs that were not ready, in place; returns whether one is an error."""
+        has_failed = False
+        for index, value in enumerate(inputs):
+            if isinstance(value, (Deferred, Failed)):
+                inputs[index] = value = self._wait_for(value)
+                has_failed |= isinstance(value, Failed)
+        return has_failed
 
     def _stand_in(
         self, program: Executable | Feed, arguments: list[int], inputs: list[Any], client: int
@@ -253,7 +256,7 @@ class Launcher:
         program: Executable,
         inputs: list[Array],
         completion: int | None,
-        made: tuple[int, int, int, int],
+        issued: IssuedRun,
     ) -> list[Any]:
         """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued.
 
@@ -261,24 +264,23 @@ class Launcher:
             program: what runs.
             inputs: its arguments.
             completion: the buffer of its completion, if it is wanted.
-            made: the client, the first buffer that the run makes, their number, and the first
-                buffer of the whole run.
+            issued: the run.
         """
         if len(self._unfinished) >= UNFINISHED_LAUNCHES:
             _wait_quietly(self._unfinished.popleft()[1])
-        outputs, token = self._enqueue(program, inputs, made)
-        self._unfinished.append((made[0], token))
+        outputs, token = self._enqueue(program, inputs, issued)
+        self._unfinished.append((issued.client, token))
         if completion is not None:
             self._objects.values[completion] = token
         self._last = token, outputs[0] if outputs else None
         return outputs
 
     def _enqueue(
-        self, program: Executable, inputs: list[Array], made: tuple[int, int, int, int]
+        self, program: Executable, inputs: list[Array], issued: IssuedRun
     ) -> tuple[list[Array], Any]:
         """Enqueues a run; returns its results and its token."""
         begun = time.monotonic_ns() if self._trace is not None else 0
-        with program.calls.running(*made) if program.calls else contextlib.nullcontext() as run:
+        with program.calls.running(issued) if program.calls else contextlib.nullcontext() as run:
             raw = program.execute(inputs, with_tokens=True)
             token = raw.consume_token()
             outputs: list[Any] = raw.consume_with_handlers(program.handlers)
@@ -286,7 +288,7 @@ class Launcher:
                 run.ends_with(token, outputs[0] if outputs else None)
         if self._trace is not None:
             times_ns = (self._begun_ns or begun, begun)
-            self._trace.run(token, times_ns, program.local, program.name, made[0])
+            self._trace.run(token, times_ns, program.local, program.name, issued.client)
         return outputs, token
 
     def _take(self, program: Feed, completion: int | None) -> list[Any]:

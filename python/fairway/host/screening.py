@@ -27,14 +27,14 @@ ELEMENTS_MAX = 1 << 48
 DEPTH_MAX = 256
 """Most nested regions."""
 
-CLIENT_CALLS = {
+BUFFER_CALLS = {f"xla_buffer_python_{platform}_callback" for platform in ("cpu", "gpu")}
+"""Custom calls that call a function of the client which writes its results in place."""
+CLIENT_CALLS = BUFFER_CALLS | {
     f"xla_ffi_{kind}python_{platform}_callback"
     for kind in ("", "partitioned_")
     for platform in ("cpu", "gpu")
 }
 """Custom calls that call a function of the client: see :mod:`fairway.host.callbacks`."""
-BUFFER_CALLS = {f"xla_buffer_python_{one}" for one in ("cpu_callback", "gpu_callback")}
-"""Such calls of functions that write their results in place."""
 
 FOREIGN_POINTERS = {
     "InspectSharding": "jax.debug.inspect_array_sharding",
@@ -143,7 +143,7 @@ def screen(module: Any, trusted: Collection[str] = ()) -> None:
     client_calls = []
     for operation in custom_calls:
         target = target_of(operation)
-        if target in CLIENT_CALLS | BUFFER_CALLS:
+        if target in CLIENT_CALLS:
             client_calls.append(operation)
         elif target not in trusted:
             check_custom_call(operation, target)
@@ -275,7 +275,7 @@ def functions_of(module: Any) -> list[int]:
 
 def is_client_call(operation: Any) -> bool:
     """Returns whether an operation calls a function of the client."""
-    return target_of(operation) in CLIENT_CALLS | BUFFER_CALLS
+    return target_of(operation) in CLIENT_CALLS
 
 
 def target_of(operation: Any) -> str:

@@ -137,7 +137,11 @@ def _aliases_of(call: Any) -> dict[int, int]:
 
 
 class _Connection:
-    """A connection that brings calls, and takes their results."""
+    """A connection that brings calls, and takes their results.
+
+    Its threads are no ``ThreadPoolExecutor``, which takes no work once the interpreter ends: that
+    is when JAX waits for the effects of programs.
+    """
 
     def __init__(
         self,
@@ -159,7 +163,7 @@ class _Connection:
             )
         self._socket.settimeout(None)
         self._sending = threading.Lock()
-        self._waiting: queue.SimpleQueue[tuple[int, int, bytes]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[int, int, bytes] | None] = queue.SimpleQueue()
         self._idle = 0
         self._threads = 0
         self._counting = threading.Lock()
@@ -176,6 +180,8 @@ class _Connection:
                         break
                     self._start(number, function, operands)
             self.is_closed = True
+        for _ in range(self._threads):
+            self._waiting.put(None)
 
     def _start(self, number: int, function: int, operands: bytes) -> None:
         """Lets a thread run a call."""
@@ -189,8 +195,8 @@ class _Connection:
         self._waiting.put((number, function, operands))
 
     def _run(self) -> None:
-        while True:
-            number, function, operands = self._waiting.get()
+        while (call := self._waiting.get()) is not None:
+            number, function, operands = call
             called = self._functions.get(function)
             data = _answer_of(called, called in self._spanning, operands)
             del called
@@ -201,7 +207,7 @@ class _Connection:
                 else:
                     self._socket.sendall(ANSWER.pack(number, len(data)))
                     self._socket.sendall(data)
-            del operands, data
+            del call, operands, data
             with self._counting:
                 self._idle += 1
 

@@ -22,16 +22,21 @@ ERROR_CHARACTERS = 100_000
 """Longest error; of longer ones the middle is left out."""
 
 
+def padding(size: int) -> int:
+    """Returns the number of bytes that follow ``size`` bytes, so that the next array is aligned."""
+    return -size % ALIGNED
+
+
 def pack(arrays: Arrays) -> bytes:
     """Returns arrays as bytes."""
     described = [None if one is None else [one.dtype.name, list(one.shape)] for one in arrays]
     header = json.dumps(described, separators=(",", ":")).encode()
     parts = [len(header).to_bytes(4, "little"), header]
-    parts.append(bytes(-(4 + len(header)) % ALIGNED))
+    parts.append(bytes(padding(4 + len(header))))
     for one in arrays:
         if one is not None:
             elements = one.tobytes()
-            parts += [elements, bytes(-len(elements) % ALIGNED)]
+            parts += [elements, bytes(padding(len(elements)))]
     return b"".join(parts)
 
 
@@ -45,7 +50,7 @@ def unpack(data: "bytes | memoryview") -> "list[np.ndarray[Any, Any] | None]":
 
     length = int.from_bytes(data[:4], "little")
     described = json.loads(bytes(data[4 : 4 + length]))
-    at = 4 + length + -(4 + length) % ALIGNED
+    at = 4 + length + padding(4 + length)
     arrays: list[np.ndarray[Any, Any] | None] = []
     for one in described:
         if one is None:
@@ -60,7 +65,7 @@ def unpack(data: "bytes | memoryview") -> "list[np.ndarray[Any, Any] | None]":
             else np.zeros(shape, dtype)
         )
         size = count * dtype.itemsize
-        at += size + -size % ALIGNED
+        at += size + padding(size)
     return arrays
 
 

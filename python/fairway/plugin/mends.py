@@ -89,7 +89,8 @@ def mend_compilation(client: Any, calls: CallbackFunctions) -> None:
         islands = {getattr(one, "island", 0) for one in bound.arguments["executable_devices"]}
         with calls.named_in(bound.arguments["module"], functions, len(islands) > 1):
             compiled = compile_now(*bound.args, **bound.kwargs)
-        _warn_of_exchanges(compiled)
+        if len(islands) > 1:
+            _warn_of_exchanges(compiled, len(islands))
         return compiled
 
     compiler.backend_compile_and_load = compile_on_islands
@@ -137,15 +138,12 @@ def span_islands() -> None:
     utils.create_device_mesh = over_islands
 
 
-def _warn_of_exchanges(compiled: Any) -> None:
+def _warn_of_exchanges(compiled: Any, islands: int) -> None:
     """Warns of operations that a program over several islands exchanges their operands for."""
-    islands = {getattr(device, "island", 0) for device in compiled.local_devices()}
-    if len(islands) < 2:
-        return
     costs: dict[str, float] = {}
     with contextlib.suppress(Exception):  # where XLA counts none, there are none to warn of
         costs = dict(compiled.cost_analysis())
     for name, size in costs.items():
         if " at " in name:
             text = "over %d islands, %s (%s bytes of an island in a run)"
-            LOG.warning(text, len(islands), name, f"{int(size):,}")
+            LOG.warning(text, islands, name, f"{int(size):,}")

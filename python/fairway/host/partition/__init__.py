@@ -45,7 +45,9 @@ def partition(module: Any, islands_of: Sequence[int]) -> Partitioned:
     """
     signature = Signature(module)
     with module.context, ir.Location.unknown():
-        as_arrays(module)
+        client_functions = functions_of(module)
+        if client_functions:  # nothing else has tokens
+            as_arrays(module)
         for name in PASSES:
             passmanager.PassManager.parse(name).run(module.operation)
         islands = Islands(islands_of)
@@ -55,7 +57,7 @@ def partition(module: Any, islands_of: Sequence[int]) -> Partitioned:
         block = flat.regions[0].blocks.append()
         given, made = localizer.main(block)
         assembler = Assembler(signature.name, islands, meshes, localizer.loops)
-        assembler.client_functions = functions_of(module)
+        assembler.client_functions = client_functions
         text = assembler.assemble(block, given, made, set(signature.donated))
     costs = [(CROSSED_BYTES, assembler.crossed_bytes), *localizer.warnings.items()]
     return Partitioned(text, assembler.parts, islands.members, costs)

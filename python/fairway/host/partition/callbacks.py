@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
@@ -90,15 +89,7 @@ def _called_by_one(writer: Writer, operation: Any, operands: Sequence[Value]) ->
     """Writes the call on one island, whose results the others take."""
     emitter = writer.emitter
     island, _ = _device_of(writer, operation)
-    bit = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-    direction: Any = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
-    own = emitter.ordinal(writer.islands.axes)
-    calls = emitter.operation(
-        "stablehlo.compare",
-        [bit],
-        [own, emitter.constant(np.int32(island))],
-        comparison_direction=direction,
-    ).result
+    calls = emitter.is_at(writer.islands.axes, island)
     kinds = [
         ir.RankedTensorType.get(shape_of(result), _bits(result)) for result in operation.results
     ]
@@ -108,7 +99,7 @@ def _called_by_one(writer: Writer, operation: Any, operands: Sequence[Value]) ->
         made = [_as(writer, value, kind) for value, kind in zip(made, kinds, strict=True)]
         emitter.operation("stablehlo.return", [], made)
     with ir.InsertionPoint(chosen.regions[1].blocks.append()):
-        emitter.operation("stablehlo.return", [], [_zeros(writer, kind) for kind in kinds])
+        emitter.operation("stablehlo.return", [], list(map(emitter.zeros, kinds)))
     tokens, values = _tokens_of(operation), []
     for index, (result, value) in enumerate(zip(operation.results, chosen.results, strict=True)):
         whole = IslandSharding.whole(len(shape_of(result)))
@@ -135,17 +126,3 @@ def _as(writer: Writer, value: Value, kind: Any) -> Value:
     widths = [one.element_type.width for one in (source, target)]
     name = "bitcast_convert" if widths[0] == widths[1] else "convert"
     return writer.emitter.operation(f"stablehlo.{name}", [target], [value]).result
-
-
-def _zeros(writer: Writer, kind: Any) -> Value:
-    element = ir.RankedTensorType(kind).element_type
-    if isinstance(element, ir.ComplexType):
-        part = ir.RankedTensorType.get(ir.RankedTensorType(kind).shape, element.element_type)
-        splat: Any = ir.DenseElementsAttr.get_splat
-        zero = splat(part, ir.FloatAttr.get(element.element_type, 0.0))
-        write = writer.emitter.operation
-        half = write("stablehlo.constant", [part], [], value=zero).result
-        return write("stablehlo.complex", [kind], [half, half]).result
-    elements: Any = ir.DenseElementsAttr
-    value = elements.get_splat(kind, ir.IntegerAttr.get(element, 0))
-    return writer.emitter.operation("stablehlo.constant", [kind], [], value=value).result

@@ -271,6 +271,30 @@ class Emitter:
         made = ir.RankedTensorType.get(list(shape), kind.element_type)
         return self.operation("stablehlo.reshape", [made], [value], inner).result
 
+    def zeros(self, kind: Any) -> Value:
+        """Returns zeros of a type."""
+        kind = ir.RankedTensorType(kind)
+        element = kind.element_type
+        if isinstance(element, ir.ComplexType):
+            half = self.zeros(ir.RankedTensorType.get(kind.shape, element.element_type))
+            return self.operation("stablehlo.complex", [kind], [half, half]).result
+        zero = (
+            ir.FloatAttr.get(element, 0.0)
+            if isinstance(element, ir.FloatType)
+            else ir.IntegerAttr.get(element, 0)
+        )
+        elements: Any = ir.DenseElementsAttr
+        value = elements.get_splat(kind, zero)
+        return self.operation("stablehlo.constant", [kind], [], value=value).result
+
+    def is_at(self, axes: Sequence[IslandAxis], place: int) -> Value:
+        """Returns whether this island is at a place among those along axes."""
+        bit = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+        direction: Any = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
+        operands = [self.ordinal(axes), self.constant(np.int32(place))]
+        compare = "stablehlo.compare"
+        return self.operation(compare, [bit], operands, comparison_direction=direction).result
+
     def _binary(self, name: str, one: Value, other: Value) -> Value:
         return self.operation(f"stablehlo.{name}", [one.type], [one, other]).result
 

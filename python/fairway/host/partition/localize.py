@@ -220,33 +220,15 @@ class Localizer(Writer):
         if not over:
             return operands
         axes = [axis for axis in self.islands.axes if axis in over]
-        bit = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-        direction: Any = ir.Attribute.parse("#stablehlo<comparison_direction EQ>")
-        first = self.emitter.operation(
-            "stablehlo.compare",
-            [bit],
-            [self.emitter.ordinal(axes), self.emitter.constant(np.int32(0))],
-            comparison_direction=direction,
-        ).result
+        first = self.emitter.is_at(axes, 0)
         masked = []
         for value in operands[:count]:
             kind = ir.RankedTensorType(value.type)
-            zero = self._zeros(kind)
+            zero = self.emitter.zeros(kind)
             masked.append(
                 self.emitter.operation("stablehlo.select", [kind], [first, value, zero]).result
             )
         return [*masked, *operands[count:]]
-
-    def _zeros(self, kind: Any) -> Value:
-        element = kind.element_type
-        zero = (
-            ir.FloatAttr.get(element, 0.0)
-            if isinstance(element, ir.FloatType)
-            else ir.IntegerAttr.get(element, 0)
-        )
-        elements: Any = ir.DenseElementsAttr
-        value = elements.get_splat(kind, zero)
-        return self.emitter.operation("stablehlo.constant", [kind], [], value=value).result
 
     # Operations of their own kind
 

@@ -337,7 +337,7 @@ class Assembler:
             attributes = module.operation.attributes
             attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(integers, self._islands.size)
             attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(integers, 1)
-            if any(_calls_client(operation) for operation in piece.operations):
+            if self.client_functions and any(map(_calls_client, piece.operations)):
                 numbers: Any = ir.DenseI64ArrayAttr
                 attributes[ATTRIBUTE] = numbers.get(self.client_functions)
             with ir.InsertionPoint(module.body):

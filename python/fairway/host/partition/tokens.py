@@ -125,27 +125,17 @@ def _enter(main: Any, empty: Any) -> None:
     """Lets the entry function take and return arrays without elements."""
     block = main.regions[0].blocks[0]
     returned = terminator_of(block)
-    tokens = _token_results(main)
+    signature = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     with ir.Location.unknown():
-        for argument, was_token in zip(block.arguments, _token_arguments(main), strict=True):
-            if was_token:
+        for argument, before in zip(block.arguments, signature.inputs, strict=True):
+            if stablehlo.TokenType.isinstance(before):
                 with ir.InsertionPoint.at_block_begin(block):
                     argument.replace_all_uses_with(_constant(argument.type))
                 argument.set_type(empty)
         with ir.InsertionPoint(returned):
-            for index, was_token in enumerate(tokens):
-                if was_token:
+            for index, before in enumerate(signature.results):
+                if stablehlo.TokenType.isinstance(before):
                     returned.operands[index] = _constant(empty)
-
-
-def _token_arguments(function: Any) -> list[bool]:
-    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    return [bool(stablehlo.TokenType.isinstance(one)) for one in kind.inputs]
-
-
-def _token_results(function: Any) -> list[bool]:
-    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    return [bool(stablehlo.TokenType.isinstance(one)) for one in kind.results]
 
 
 def _retype(function: Any) -> None:
