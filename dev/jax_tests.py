@@ -46,6 +46,7 @@ FILES = (
     *("memories", "transfer_guard", "aot", "jax_jit", "garbage_collection_guard"),
     *("debugging_primitives", "mutable_array", "linalg_sharding", "pmap", "shard_map", "pjit"),
     *("lax_control_flow", "api", "python_callback", "buffer_callback", "debugger", "checkify"),
+    "colocated_python",
 )
 REQUIRED_RATE = 0.99
 REQUIRED_RATE_OVER_ISLANDS = 0.98

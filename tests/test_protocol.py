@@ -111,11 +111,11 @@ def sizes(longest: int) -> st.SearchStrategy[list[int]]:
 def test_frames_of_any_size_arrive_in_parts_of_any_size(case: tuple[list[int], int]) -> None:
     sizes, part = case
     commands = [messages.ReadProgram(at, bytes(size)) for at, size in enumerate(sizes)]
-    stream = b"".join([frame(messages.TrimPool(), command) for command in commands])
+    stream = b"".join([frame(messages.ReportEnd(), command) for command in commands])
     receiver, received = CommandReceiver(Parts(stream, part)), []  # type: ignore[arg-type]
     while (frames := receiver.receive()) is not None:
         received += itertools.chain.from_iterable(frames)
-    assert received[::2] == [messages.TrimPool()] * len(sizes)
+    assert received[::2] == [messages.ReportEnd()] * len(sizes)
     assert received[1::2] == commands
 
 
@@ -140,7 +140,7 @@ def test_frames_over_the_limit_and_cut_ones_are_refused() -> None:
     assert frames is not None
     with pytest.raises(ConnectionError, match="a frame of 4294967295 bytes; at most"):
         list(frames)
-    receiver = CommandReceiver(Parts(frame(messages.TrimPool())[:-1], 100))  # type: ignore[arg-type]
+    receiver = CommandReceiver(Parts(frame(messages.ReportEnd())[:-1], 100))  # type: ignore[arg-type]
     frames = receiver.receive()
     assert frames is not None
     assert list(frames) == []

@@ -197,6 +197,10 @@ class Settings:
             Hosts cannot check what clients pass to them.
         allow_users: users of this machine besides the owner, by name or number, that may connect as
             clients. They can use all that clients can, including input functions.
+        client_code: let all clients run Python functions of their own (``colocated_python``) as the
+            hosts' user. Otherwise only that user's own clients can, and those with an
+            administrator's token; users in ``allow_users`` can as themselves, where hosts are
+            root's.
     """
 
     islands: tuple[IslandSettings, ...]
@@ -226,6 +230,7 @@ class Settings:
     input_path: tuple[Path, ...] = ()
     custom_calls: tuple[str, ...] = ()
     allow_users: tuple[str, ...] = ()
+    client_code: bool = False
 
     def __post_init__(self) -> None:
         """Validates the settings.

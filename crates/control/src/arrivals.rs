@@ -54,6 +54,8 @@ impl Arrivals {
             Command::Launch { args, .. } | Command::RunExchange { args, .. } => {
                 args.iter().any(is_expected)
             }
+            // A thread of its own waits for the arguments of a Python function.
+            Command::RunColocated { .. } => false,
             Command::RunProgram { args, .. } => args.iter().any(is_expected),
             Command::CheckReady { buffers, .. } => buffers.iter().any(is_expected),
             Command::AssembleShards { shards, .. } => {

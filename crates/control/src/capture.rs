@@ -344,7 +344,7 @@ impl Writer {
         let (name, work) = (self.unique(name), executable.work());
         let collectives = match &executable.form {
             ExecutableForm::Exchange(collectives) => Some(collectives.clone()),
-            ExecutableForm::Gang | ExecutableForm::Dataflow(_) => None,
+            _ => None,
         };
         self.program.functions.push(Function { name, time, work, collectives });
         FunctionId(self.program.functions.len() as u32 - 1)

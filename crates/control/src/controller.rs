@@ -31,6 +31,7 @@ mod arrays;
 mod capture;
 mod checks;
 mod clients;
+mod colocated;
 mod commands;
 mod dataflow;
 mod executables;

@@ -8,6 +8,7 @@ use protocol::{Command, Compiled, CostAnalysis, HostInfo, MemoryStats, Report};
 use smallvec::SmallVec;
 
 use crate::accounts::Share;
+use crate::colocated::Colocated;
 
 /// A name that a client chose for an array or an upload; unique within the client.
 pub type Handle = u64;
@@ -280,6 +281,15 @@ pub enum Request {
         /// The device that each device number in the program refers to.
         devices: Arc<[DeviceId]>,
     },
+    /// Load a Python function that runs beside the hosts of its devices (`colocated_python`).
+    LoadColocated {
+        /// Pickled function.
+        program: Vec<u8>,
+        /// Devices that it runs on.
+        devices: Arc<[DeviceId]>,
+        /// What it is called with, and by whom.
+        function: Colocated,
+    },
     /// Ask for the compiled metadata of a program.
     Metadata {
         /// The program.
@@ -320,6 +330,8 @@ pub enum Request {
         status: Option<Handle>,
         /// Devices to run a portable program on; if empty, those it was compiled for.
         devices: Vec<DeviceId>,
+        /// The stream of a Python function's run: runs of one stream follow one another.
+        stream: u64,
     },
     /// Wait for the completion of a run.
     Completion {
@@ -351,6 +363,7 @@ impl Request {
             self,
             Self::Compile { .. }
                 | Self::CompileProgram { .. }
+                | Self::LoadColocated { .. }
                 | Self::Metadata { .. }
                 | Self::CostAnalysis { .. }
                 | Self::FunctionMemory { .. }

@@ -16,6 +16,7 @@ mod capture;
 mod checks;
 mod clients;
 mod collective_deps;
+mod colocated;
 mod config;
 mod controller;
 mod dataflow;
@@ -48,6 +49,7 @@ mod watchdog;
 
 pub use accounts::Share;
 pub use checks::RANK_LIMIT;
+pub use colocated::Colocated;
 pub use config::{Config, Dispatch};
 pub use controller::Controller;
 pub use events::{

@@ -15,7 +15,9 @@ use crate::events::{Handle, RequestId};
 use crate::objects::Buffer;
 use crate::reshard;
 use crate::submissions::Member;
-use protocol::{Compiled, CostAnalysis, HostCollective};
+use protocol::{Compiled, CostAnalysis, HostCollective, OutputSpec};
+
+use crate::colocated::Colocated;
 
 /// Number of transfer tags reserved for one run of an exchange.
 pub(crate) const TAGS_PER_EXCHANGE: u64 = 1 << 20;
@@ -30,6 +32,8 @@ pub(crate) enum ExecutableForm {
     Exchange(Vec<CollectiveOp>),
     /// As the steps of a whole program.
     Dataflow(Arc<Dataflow>),
+    /// As a Python function of its client, in a process beside each host.
+    Colocated(Arc<Colocated>),
 }
 
 /// A program lowered to physical devices.
@@ -204,7 +208,10 @@ impl Executable {
     pub fn costs(&self) -> Result<CostAnalysis, Status> {
         let dataflow = match &self.form {
             ExecutableForm::Dataflow(dataflow) => dataflow,
-            ExecutableForm::Exchange(_) => return Ok(CostAnalysis::new()), // it communicates only
+            // These communicate only, or compute what no compiler sees.
+            ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
+                return Ok(CostAnalysis::new());
+            }
             ExecutableForm::Gang => {
                 let unknown = || Status::new(Code::Unimplemented, "the compiler gives no costs");
                 return self.compiled.costs.clone().ok_or_else(unknown);
@@ -284,6 +291,11 @@ impl Executable {
                     check_input(&self.compiled.name, index, buffer, wanted)?;
                 }
                 &dataflow.inputs[index].sharding.devices
+            }
+            ExecutableForm::Colocated(function) => {
+                let wanted = &function.inputs[index];
+                check_input(&self.compiled.name, index, buffer, wanted)?;
+                &wanted.sharding.devices
             }
         };
         if Arc::ptr_eq(devices, wanted) || devices[..] == wanted[..] {
@@ -416,25 +428,35 @@ impl Compiling {
             spread(&mut compiled, &members[0]);
         }
         let compiled = Arc::new(compiled);
-        let outputs: Arc<[ArraySpec]> = compiled
-            .outputs
-            .iter()
-            .map(|output| ArraySpec {
-                dtype: output.dtype,
-                dims: output.dims.clone(),
-                sharding: Sharding {
-                    devices: self.source.devices.clone(),
-                    memory: output.memory.clone(),
-                    partition: output.cut.partition.clone(),
-                },
-            })
-            .collect();
-        let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
-        let output_hosts = vec![self.hosts.clone(); outputs.len()];
-        let form = match self.source.kind {
-            SourceKind::Exchange { .. } => ExecutableForm::Exchange(collectives),
-            SourceKind::Whole | SourceKind::OfEachIsland { .. } => ExecutableForm::Gang,
+        let of_program = |output: &OutputSpec| ArraySpec {
+            dtype: output.dtype,
+            dims: output.dims.clone(),
+            sharding: Sharding {
+                devices: self.source.devices.clone(),
+                memory: output.memory.clone(),
+                partition: output.cut.partition.clone(),
+            },
         };
+        let (form, outputs, output_hosts): (_, Arc<[ArraySpec]>, _) = match &self.source.kind {
+            SourceKind::Colocated(function) => {
+                let hosts = |spec: &ArraySpec| {
+                    Arc::from(reshard::hosts_of(cluster, &spec.sharding.devices))
+                };
+                let output_hosts = function.outputs.iter().map(hosts).collect();
+                let form = ExecutableForm::Colocated(function.clone());
+                (form, function.outputs.iter().cloned().collect(), output_hosts)
+            }
+            kind => {
+                let form = match kind {
+                    SourceKind::Exchange { .. } => ExecutableForm::Exchange(collectives),
+                    _ => ExecutableForm::Gang,
+                };
+                let outputs: Arc<[ArraySpec]> = compiled.outputs.iter().map(of_program).collect();
+                let output_hosts = vec![self.hosts.clone(); outputs.len()];
+                (form, outputs, output_hosts)
+            }
+        };
+        let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
         Executable {
             id: self.id,
             form,
@@ -516,6 +538,8 @@ pub(crate) enum SourceKind {
         /// Whether its first parameter is the number of the island.
         takes_island: bool,
     },
+    /// A Python function of a client.
+    Colocated(Arc<Colocated>),
 }
 
 impl CompileSource {
@@ -529,7 +553,7 @@ impl CompileSource {
         let devices = match &self.kind {
             SourceKind::OfEachIsland { members, .. } => members[0].len(),
             SourceKind::Whole => self.devices.len(),
-            SourceKind::Exchange { .. } => return Ok(()),
+            SourceKind::Exchange { .. } | SourceKind::Colocated(_) => return Ok(()),
         };
         let grid = self.grid;
         if devices as u64 == u64::from(grid.0) * u64::from(grid.1) {
@@ -556,4 +580,6 @@ pub(crate) struct Run {
     pub keep: SmallVec<[u32; 4]>,
     pub status: Option<Handle>,
     pub devices: Vec<DeviceId>,
+    /// The stream of a Python function's run.
+    pub stream: u64,
 }

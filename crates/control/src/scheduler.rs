@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ClientId, ExecutableId, HostId, IslandId, Nanos};
+use base::{BufferId, ClientId, ExecutableId, HostId, IslandId, Nanos};
 use protocol::Command;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -182,7 +182,8 @@ impl GangScheduler {
 
     /// Dispatches a command. If clients share the island, the host is asked to report the arrival
     /// of a received buffer, and launches that need it wait here. This includes receives from hosts
-    /// of the same island, which may forward messages of another island.
+    /// of the same island, which may forward messages of another island. Results of Python
+    /// functions are reported always.
     fn dispatch_command(
         &mut self,
         client: ClientId,
@@ -191,12 +192,16 @@ impl GangScheduler {
         out: &mut Out,
     ) {
         let is_shared = self.arrivals.is_shared(self.host(host).island);
-        let arrival = match &command {
-            Command::Receive { buffer, .. } if is_shared => Some(*buffer),
-            _ => None,
+        let expected = match &command {
+            Command::Receive { buffer, .. } if is_shared => buffer.0..buffer.0 + 1,
+            // A function of the client's may take any time, also for the client's other launches.
+            Command::RunColocated { first_result, results, .. } => {
+                first_result.0..first_result.0 + results.len() as u64
+            }
+            _ => 0..0,
         };
         self.memory.on_dispatch(host, command, out);
-        if let Some(buffer) = arrival {
+        for buffer in expected.map(BufferId) {
             self.arrivals.expect(host, buffer, client);
             out.push((host, Command::ReportArrival { buffer }));
         }

@@ -14,7 +14,7 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 use tonic::transport::server::Connected;
 use transport::identity::{LocalPeer, process_of};
-use transport::{PeerConnection, RemotePeer};
+use transport::{PeerConnection, PeerRole, RemotePeer};
 
 /// Maximum number of concurrent sessions of a connection; clients use one.
 pub(crate) const SESSIONS: usize = 8;
@@ -28,6 +28,35 @@ pub(crate) enum ConnectionPeer {
     Local(LocalPeer),
     /// One of another machine, behind the gateway.
     Carried(RemotePeer),
+}
+
+/// Whether a client may run Python functions on the hosts' machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CodeRights {
+    /// As the hosts' own user.
+    Owner,
+    /// As this user of the machine, where hosts can.
+    User(u32),
+    /// Not at all.
+    None,
+}
+
+impl ConnectionPeer {
+    /// Returns the rights of a client.
+    ///
+    /// # Arguments
+    /// - `all`: whether every client is trusted.
+    fn code_rights(self, all: bool) -> CodeRights {
+        match self {
+            _ if all => CodeRights::Owner,
+            Self::Local(peer) if peer.user == rustix::process::geteuid().as_raw() => {
+                CodeRights::Owner
+            }
+            Self::Local(peer) => CodeRights::User(peer.user),
+            Self::Carried(peer) if peer.role == PeerRole::Admin => CodeRights::Owner,
+            Self::Carried(_) => CodeRights::None,
+        }
+    }
 }
 
 /// The peer of a connection; each call of the connection carries it.
@@ -73,6 +102,11 @@ impl Identity {
             tokio::task::spawn_blocking(move || process_of(local)).await.ok().flatten()
         };
         ClientOrigin { process: *self.process.get_or_init(search).await, peer: None }
+    }
+
+    /// Returns whether the client may run Python functions; see [`ConnectionPeer`].
+    pub fn code_rights(&self, all: bool) -> CodeRights {
+        self.peer.code_rights(all)
     }
 
     /// Returns a permit for one more session, to be held until it ends; `None` if there are too many.

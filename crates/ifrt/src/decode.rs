@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Code, DeviceId, Status};
-use control::{CopySemantics, PutShard, RANK_LIMIT, Request, ShardSource};
+use control::{Colocated, CopySemantics, PutShard, RANK_LIMIT, Request, ShardSource};
 use ir::{ArraySpec, DType};
 
 use crate::limits;
@@ -18,6 +18,9 @@ pub(crate) const DELETION: u64 = 3 << 62;
 /// Handle of all other futures that are already complete; unlike for deletions, the client counts the
 /// response when it checks them.
 pub(crate) const COMPLETE: u64 = DELETION + 1;
+
+/// Type of the custom-call programs that are Python functions.
+const COLOCATED_PYTHON: &str = "jax_colocated_python_v0.0.1";
 
 /// A decoded request, by who answers it.
 pub(crate) enum Asked {
@@ -346,6 +349,7 @@ fn compile(r: p::CompileRequest) -> Result<Request> {
     match program.type_name.as_str() {
         "xla::ifrt::XlaProgram" => compile_function(program.data.to_vec(), &options.data),
         "xla::ifrt::IfrtIRProgram" => compile_program(&program.data, &options.data),
+        "xla::ifrt::CustomCallProgram" => load_colocated(&program.data),
         other => Err(Status::new(
             Code::Unimplemented,
             format!("programs of type {other} are unknown here; use jax.jit or mpmd.jit"),
@@ -386,6 +390,34 @@ fn compile_program(program: &[u8], options: &[u8]) -> Result<Request> {
     Ok(Request::CompileProgram { program: program.ifrt_program.to_vec(), options, devices })
 }
 
+/// Decodes a Python function that runs beside the hosts of its devices.
+fn load_colocated(program: &[u8]) -> Result<Request> {
+    let program: p::CustomCallProgramProto = message(program, "a custom-call program")?;
+    if program.r#type != COLOCATED_PYTHON {
+        return Err(Status::new(
+            Code::Unimplemented,
+            format!(
+                "custom-call programs of type {:?} are unknown here; those of \
+                 jax.experimental.colocated_python are of type {COLOCATED_PYTHON:?}",
+                program.r#type
+            ),
+        ));
+    }
+    let devices = program.devices.as_ref().map_or(&[][..], |devices| &devices.device_ids);
+    let function = Colocated {
+        name: program.name,
+        inputs: specs(&program.input_specs)?,
+        outputs: specs(&program.output_specs)?,
+        user: None,
+    };
+    let devices = device_ids(devices);
+    Ok(Request::LoadColocated {
+        program: program.serialized_program_text.to_vec(),
+        devices,
+        function,
+    })
+}
+
 fn build_options(options: &[u8]) -> Result<p::compile_options_view::BuildOptions> {
     let view: p::CompileOptionsView = message(options, "compile options")?;
     Ok(view.executable_build_options.unwrap_or_default())
@@ -406,5 +438,6 @@ fn execute(r: p::LoadedExecutableExecuteRequest) -> Request {
         keep: kept.map(|&index| number(index.into())).collect(),
         status: options.fill_status.then_some(r.result_status_handle),
         devices: r.device_ids.iter().map(|&id| DeviceId(id as u32)).collect(),
+        stream: options.execution_stream_id as u64,
     }
 }

@@ -3,7 +3,7 @@
 use ir::DType;
 
 /// The protocol's number of each element type.
-const KINDS: [(DType, i32); 29] = [
+const KINDS: [(DType, i32); 30] = [
     (DType::Bool, 1),
     (DType::S8, 2),
     (DType::S16, 3),
@@ -33,6 +33,7 @@ const KINDS: [(DType, i32); 29] = [
     (DType::F8E3M4, 29),
     (DType::F4E2M1Fn, 30),
     (DType::F8E8M0Fnu, 31),
+    (DType::Str, 99),
 ];
 
 pub(crate) fn from_kind(kind: i32) -> Option<DType> {

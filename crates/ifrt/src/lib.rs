@@ -21,5 +21,5 @@ mod service;
 mod session;
 mod sharding;
 
-pub use listener::{DoorError, Listener};
+pub use listener::{Admittance, DoorError, Listener};
 pub use presentation::Presentation;

@@ -67,15 +67,25 @@ pub enum DoorError {
     },
 }
 
+/// Who may connect, and who of them may run code of their own.
+#[derive(Debug, Clone)]
+pub struct Admittance {
+    /// Users of this machine that may connect.
+    pub users: Users,
+    /// Whether all clients may run Python functions as the hosts' user, and not only its own and
+    /// those with an administrator's token.
+    pub client_code: bool,
+}
+
 /// The listening socket for clients.
 pub struct Listener {
     listener: TcpListener,
     address: String,
-    users: Users,
+    admittance: Admittance,
 }
 
 impl Listener {
-    /// Listens at `HOST:PORT` on the loopback interface, for these local users.
+    /// Listens at `HOST:PORT` on the loopback interface, for whom it admits.
     ///
     /// The stock client does not support TLS, so all other addresses are refused: clients of other
     /// machines come through the gateway. Over Unix sockets the stock client sends the escaped path in
@@ -83,7 +93,7 @@ impl Listener {
     ///
     /// # Errors
     /// The address is malformed, not a loopback address, or in use.
-    pub async fn open(address: &str, users: Users) -> Result<Self, DoorError> {
+    pub async fn open(address: &str, admittance: Admittance) -> Result<Self, DoorError> {
         let bind = |source| DoorError::Bind { address: address.to_owned(), source };
         let refuse = |reason: &str| DoorError::Address {
             address: address.to_owned(),
@@ -101,7 +111,7 @@ impl Listener {
         }
         let listener = TcpListener::bind(place).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?.to_string();
-        Ok(Self { listener, address, users })
+        Ok(Self { listener, address, admittance })
     }
 
     /// Returns the bound address, including its port.
@@ -123,13 +133,14 @@ impl Listener {
         arrivals: mpsc::Receiver<PeerConnection>,
         until: impl Future<Output = ()>,
     ) -> Result<(), tonic::transport::Error> {
-        let service =
-            FrontDoor { world: world.clone(), buffers: Arc::new(Buffers::default()), presentation };
+        let Admittance { users, client_code } = self.admittance;
+        let buffers = Arc::new(Buffers::default());
+        let service = FrontDoor { world: world.clone(), buffers, presentation, client_code };
         let service = GrpcIfrtServiceServer::new(service)
             .max_decoding_message_size(REQUEST_LIMIT)
             .max_encoding_message_size(REQUEST_LIMIT);
         let (sender, receiver) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, self.users, arrivals, sender, world));
+        let accepting = tokio::spawn(accept(self.listener, users, arrivals, sender, world));
         let served = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)

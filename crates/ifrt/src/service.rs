@@ -16,7 +16,7 @@ use transport::{PeerRole, RemotePeer};
 
 use crate::buffers::{Buffers, NoRoom, Reservation};
 use crate::callbacks;
-use crate::connection::{Identity, SESSIONS};
+use crate::connection::{CodeRights, Identity, SESSIONS};
 use crate::presentation::Presentation;
 use crate::proto as p;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
@@ -43,6 +43,8 @@ pub(crate) struct FrontDoor {
     pub world: Arc<World>,
     pub buffers: Arc<Buffers>,
     pub presentation: Presentation,
+    /// Whether all clients may run Python functions as the hosts' user.
+    pub client_code: bool,
 }
 
 fn invalid(message: impl Into<String>) -> tonic::Status {
@@ -172,11 +174,11 @@ impl GrpcIfrtService for FrontDoor {
     ) -> Result<Response<Self::IfrtSessionStream>, tonic::Status> {
         let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
         check_version(&session.version.unwrap_or_default())?;
-        let (origin, slot) = match request.extensions().get::<Arc<Identity>>() {
-            None => (ClientOrigin::default(), None),
+        let (origin, rights, slot) = match request.extensions().get::<Arc<Identity>>() {
+            None => (ClientOrigin::default(), CodeRights::None, None),
             Some(identity) => {
                 let slot = identity.open_session().ok_or_else(too_many_sessions)?;
-                (identity.origin().await, Some(slot))
+                (identity.origin().await, identity.code_rights(self.client_code), Some(slot))
             }
         };
         let given = session.initialization_data.unwrap_or_default();
@@ -186,7 +188,7 @@ impl GrpcIfrtService for FrontDoor {
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
-            Admission { share, origin, refusal, key: callbacks::key(&given), place: slot },
+            Admission { share, origin, rights, refusal, key: callbacks::key(&given), place: slot },
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))

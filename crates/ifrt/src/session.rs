@@ -18,6 +18,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tonic::Streaming;
 
 use crate::buffers::Buffers;
+use crate::connection::CodeRights;
 use crate::decode::{self, Asked};
 use crate::encode::{self, Expected};
 use crate::limits;
@@ -84,12 +85,15 @@ struct Session {
     answered: Notify,
     local: mpsc::UnboundedSender<Local>,
     refusal: Option<String>,
+    rights: CodeRights,
 }
 
 /// Who opens a session, and with what.
 pub(crate) struct Admission {
     pub share: Share,
     pub origin: ClientOrigin,
+    /// Whether the client may run Python functions on the hosts' machines.
+    pub rights: CodeRights,
     /// Why the client is refused what it asks for. The description of devices says so: a stock client
     /// whose session fails at once tries for two minutes, and reports no reason.
     pub refusal: Option<String>,
@@ -107,7 +111,7 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
-    Admission { share, origin, refusal, key: callbacks, place }: Admission,
+    Admission { share, origin, rights, refusal, key: callbacks, place }: Admission,
     requests: Streaming<p::IfrtRequest>,
 ) -> ResponseStream {
     let (replies, answered) = mpsc::unbounded_channel();
@@ -120,9 +124,18 @@ pub(crate) fn serve(
     let key = buffers.open(client);
     let open = Mutex::default();
     let done = Notify::new();
-    let session =
-        Session { world, buffers, presentation, client, key, open, answered: done, local, refusal };
-    let session = Arc::new(session);
+    let session = Arc::new(Session {
+        world,
+        buffers,
+        presentation,
+        client,
+        key,
+        open,
+        answered: done,
+        local,
+        refusal,
+        rights,
+    });
     tokio::spawn(session.clone().answer(answered, locally, sender.clone()));
     tokio::spawn(async move {
         session.listen(requests, sender).await;
@@ -188,7 +201,7 @@ impl Session {
         };
         let names = request.request.as_ref().map_or_else(Vec::new, decode::result_names);
         let asked = match request.request {
-            Some(body) => decode::request(body),
+            Some(body) => decode::request(body).and_then(|asked| self.authorize(asked)),
             None => Err(Status::new(
                 Code::Unimplemented,
                 "the server does not know this request; it is older than the client",
@@ -212,6 +225,28 @@ impl Session {
                 self.submit(id, open, errors(names, error));
             }
         }
+    }
+
+    /// Notes for whom a Python function runs.
+    ///
+    /// # Errors
+    /// The client may run none.
+    fn authorize(&self, mut asked: Asked) -> Result<Asked, Status> {
+        if let Asked::Controller(Request::LoadColocated { function, .. }) = &mut asked {
+            function.user = match self.rights {
+                CodeRights::Owner => None,
+                CodeRights::User(user) => Some(user),
+                CodeRights::None => {
+                    return Err(Status::new(
+                        Code::PermissionDenied,
+                        "a client's token does not allow to run Python functions on the hosts \
+                         (colocated_python); the controller's owner allows it by the setting \
+                         client_code, or gives the client an administrator's token",
+                    ));
+                }
+            };
+        }
+        Ok(asked)
     }
 
     fn submit(&self, id: RequestId, open: Open, request: Request) {

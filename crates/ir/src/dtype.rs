@@ -37,7 +37,7 @@ dtypes! {
     F8E3M4 "float8_e3m4" 8, F8E4M3 "float8_e4m3" 8, F8E4M3Fn "float8_e4m3fn" 8,
     F8E4M3B11Fnuz "float8_e4m3b11fnuz" 8, F8E4M3Fnuz "float8_e4m3fnuz" 8,
     F8E5M2 "float8_e5m2" 8, F8E5M2Fnuz "float8_e5m2fnuz" 8, F8E8M0Fnu "float8_e8m0fnu" 8,
-    F4E2M1Fn "float4_e2m1fn" 8, Token "token" 0,
+    F4E2M1Fn "float4_e2m1fn" 8, Token "token" 0, Str "T" 0,
 }
 
 #[cfg(test)]

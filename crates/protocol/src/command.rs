@@ -358,8 +358,47 @@ messages! { to hosts
         },
         /// Report when all launches so far have finished.
         29 ReportEnd {},
-        /// Release idle pooled memory; a client has disconnected.
-        19 TrimPool {},
+        /// Load a Python function of a client, which runs in a process of that client's.
+        34 LoadColocated [answers ticket] {
+            /// Correlates the answer.
+            ticket: CommandTicket,
+            /// The function.
+            executable: ExecutableId,
+            /// Its name.
+            name: String,
+            /// Pickled function, in the format of JAX's `colocated_python`.
+            program: Arc<Vec<u8>>,
+            /// The number of each device of the cluster.
+            devices: Vec<u32>,
+            /// The number of each device of this host.
+            own: Vec<u32>,
+            /// The client.
+            client: ClientId,
+            /// The user that the client's process runs as; none for the hosts' own.
+            user: Option<u32>,
+        },
+        /// Run a Python function of a client.
+        35 RunColocated [makes first_result for results] {
+            /// The function.
+            executable: ExecutableId,
+            /// Its arguments.
+            args: SmallVec<[BufferId; 8]>,
+            /// The first result; the others follow consecutively.
+            first_result: BufferId,
+            /// This host's shards of each result.
+            results: Vec<Arc<ArraySpec>>,
+            /// The buffer that holds the completion, if requested.
+            completion: Option<BufferId>,
+            /// The client.
+            client: ClientId,
+            /// Runs of one stream follow one another; those of several may be concurrent.
+            stream: u64,
+        },
+        /// A client has disconnected: end its Python functions, and release idle pooled memory.
+        19 EndClient {
+            /// The client.
+            client: ClientId,
+        },
         /// Connect to the data plane of all hosts.
         ///
         /// Sent whenever a host joins and none is missing but those that are lost.

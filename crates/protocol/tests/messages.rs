@@ -133,9 +133,9 @@ fn long_queues_are_cut_into_frames() {
         rest = &after[length..];
     }
     assert_eq!((rest.len(), commands), (0, 100));
-    frames.push(&Command::TrimPool {}, HostId(0), &cluster, 64);
+    frames.push(&Command::ReportEnd {}, HostId(0), &cluster, 64);
     frames.take(&mut bytes);
-    assert_eq!(bytes, [7, 0, 0, 0, 0xdd, 0, 0, 0, 1, 0x91, 19]);
+    assert_eq!(bytes, [7, 0, 0, 0, 0xdd, 0, 0, 0, 1, 0x91, 29]);
 }
 
 #[test]

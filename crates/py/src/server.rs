@@ -55,8 +55,17 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let controller = Controller::new(Cluster::new(&specs), settings.config());
-            let ServerSettings { listen, users, directory, token, slice_index, encrypt, .. } =
-                settings;
+            let ServerSettings {
+                listen,
+                users,
+                directory,
+                token,
+                slice_index,
+                encrypt,
+                client_code,
+                ..
+            } = settings;
+            let admittance = ifrt::Admittance { users: Users::owner_and(&users), client_code };
             let path = format!("unix:{}", directory.join("controller-data.sock").display());
             let data = DataPlane::listen(CONTROLLER, &path, &[], &token, encrypt);
             let data = data.map_err(os_error)?;
@@ -75,7 +84,7 @@ impl Server {
             let (arrivals, arrived) = mpsc::channel(ARRIVALS);
             let address = runtime.block_on(open(
                 world.clone(),
-                (&listen, Users::owner_and(&users), arrived),
+                (&listen, admittance, arrived),
                 &directory,
                 token,
                 presentation,
@@ -219,7 +228,7 @@ impl Server {
 
 async fn open(
     world: Arc<World>,
-    (listen, users, arrivals): (&str, Users, mpsc::Receiver<PeerConnection>),
+    (listen, admittance, arrivals): (&str, ifrt::Admittance, mpsc::Receiver<PeerConnection>),
     directory: &std::path::Path,
     token: String,
     presentation: ifrt::Presentation,
@@ -227,7 +236,7 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token));
-    let listener = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
+    let listener = ifrt::Listener::open(listen, admittance).await.map_err(|error| match error {
         ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
@@ -358,6 +367,8 @@ pub(crate) struct ServerSettings {
     plan: bool,
     /// Whether streams between hosts, and to them, are encrypted.
     encrypt: bool,
+    /// Whether all clients may run Python functions as the hosts' user.
+    client_code: bool,
 }
 
 impl ServerSettings {

@@ -293,7 +293,7 @@ impl World {
                 assert!(host.arrays.contains_key(buffer));
                 host.reports.push_back(Report::Arrived { buffer: *buffer });
             }
-            Command::Peers { .. } | Command::TrimPool {} => {}
+            Command::Peers { .. } | Command::EndClient { .. } => {}
             other => panic!("there is no model of {other:?}"),
         }
     }
@@ -415,6 +415,7 @@ impl User {
 
     fn execute(&self, world: &mut World, executable: Handle, arg: Handle, made: Handle) {
         world.ask(Request::Execute {
+            stream: 0,
             executable,
             args: smallvec![arg],
             results: smallvec![made],

@@ -373,6 +373,7 @@ impl Simulation {
         let request = running.next_request;
         running.next_request += 2;
         let execute = Request::Execute {
+            stream: 0,
             executable,
             args: smallvec![from],
             results: smallvec![made],

@@ -28,6 +28,7 @@ class ServerSettings:
         capture: whether the last step of each client is kept.
         plan: whether collectives of programs are planned.
         encrypt: whether streams between hosts are encrypted.
+        client_code: whether all clients may run Python functions as the hosts' user.
     """
 
     islands: list[tuple[int, int]]
@@ -42,6 +43,7 @@ class ServerSettings:
     capture: bool = False
     plan: bool = False
     encrypt: bool = False
+    client_code: bool = False
 
     @classmethod
     def of(cls, settings: Settings, directory: Path, token: str) -> Self:
@@ -59,4 +61,5 @@ class ServerSettings:
             settings.capture,
             settings.plan == "auto",
             settings.encrypts,
+            settings.client_code,
         )

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib import _hlo, _jax, cpu_sparse, lapack, xla_client
 from jaxlib.cpu import _lapack
@@ -30,6 +29,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from fairway.errors import ConfigError
 from fairway.host import without_jax
+from fairway.host.elements import is_string
 from fairway.host.executable import Executable
 from fairway.host.overrides import UnreadableError, check_overrides
 from fairway.plugin import check_jaxlib
@@ -43,7 +43,6 @@ __all__ = [
     "UnreadableError",
     "collect_garbage",
     "coordination_service",
-    "dtype_of",
     "tiled",
 ]
 
@@ -76,14 +75,6 @@ HANDLER_OPTIONS: dict[str, bool] = {"_skip_checks": True} if INTERFACES < 489 el
 
 LAPACK = {f"{target.partition('_')[0]}_".encode() for target in _lapack.registrations()}
 """How custom calls of LAPACK's routines begin; programs that have them need scipy's."""
-
-
-@functools.cache
-def dtype_of(name: str) -> np.dtype[Any]:
-    """Returns the numpy element type called ``name``, including those of ml_dtypes."""
-    if name == "token":
-        return np.dtype(np.bool_)
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 READING = threading.RLock()
@@ -363,8 +354,8 @@ class Backend:
 
     @staticmethod
     def size(array: Array) -> int:
-        """Returns the bytes of device memory that an array holds."""
-        return int(array.on_device_size_in_bytes())
+        """Returns the bytes of device memory that an array holds; 0 of strings, unknown to XLA."""
+        return 0 if is_string(array.aval.dtype) else int(array.on_device_size_in_bytes())
 
     # Programs
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fairway.host.backend import dtype_of
+from fairway.host.elements import dtype_of
 from fairway.host.partition import Crossing
 from fairway.host.teams import Elements
 

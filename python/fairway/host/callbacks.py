@@ -26,7 +26,7 @@ from jaxlib.mlir import ir
 
 from fairway import _native
 from fairway.host import messages
-from fairway.host.backend import dtype_of
+from fairway.host.elements import dtype_of
 from fairway.host.executable import IssuedRun
 from fairway.host.objects import CallError, error_text
 from fairway.host.programs import ELEMENT_TYPES

@@ -19,6 +19,7 @@ from typing import Any, get_args
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
 from fairway.host.checking import Checker
+from fairway.host.colocated.processes import ColocatedFunctions
 from fairway.host.compiler import Compiler
 from fairway.host.exchanges import Exchanger
 from fairway.host.frames import CommandReceiver
@@ -71,6 +72,7 @@ class Executor:
         plans = Plans(teams, host.number, report)
         self._runner = runner = Runner(objects, launcher, mover, exchanger, plans)
         spiller = Spiller(backend, objects)
+        self._colocated = colocated = ColocatedFunctions(host, objects)
         self._handlers: dict[type[messages.Command], Callable[[Any], None]] = {
             messages.Launch: launcher.launch,
             messages.Put: mover.put,
@@ -101,7 +103,9 @@ class Executor:
             messages.EndInput: compiler.inputs.end,
             messages.ReportArrival: mover.report_arrival,
             messages.ReportEnd: launcher.report_end,
-            messages.TrimPool: lambda _command: plane.tidy(),
+            messages.LoadColocated: colocated.load,
+            messages.RunColocated: colocated.run,
+            messages.EndClient: self._end_client,
             messages.Peers: self._peers,
         }
         plane.on_undelivered(self._undelivered)
@@ -129,7 +133,12 @@ class Executor:
 
     def _free_executable(self, command: messages.FreeExecutable) -> None:
         self._compiler.free(command.executable)
+        self._colocated.free(command.executable)
         self._runner.unload(command.executable)
+
+    def _end_client(self, command: messages.EndClient) -> None:
+        self._colocated.end(command.client)
+        self._plane.tidy()
 
     def _undelivered(self, to: int, tag: int, text: str) -> None:
         """Reports to a host that this one does not reach that a message to it has failed."""

@@ -925,8 +925,60 @@ class ReportEnd(msgspec.Struct, frozen=True, array_like=True, tag=29, gc=False):
     """Report when all launches so far have finished."""
 
 
-class TrimPool(msgspec.Struct, frozen=True, array_like=True, tag=19, gc=False):
-    """Release idle pooled memory; a client has disconnected."""
+class LoadColocated(msgspec.Struct, frozen=True, array_like=True, tag=34, gc=False):
+    """Load a Python function of a client, which runs in a process of that client's.
+
+    Attributes:
+        ticket: Correlates the answer.
+        executable: The function.
+        name: Its name.
+        program: Pickled function, in the format of JAX's `colocated_python`.
+        devices: The number of each device of the cluster.
+        own: The number of each device of this host.
+        client: The client.
+        user: The user that the client's process runs as; none for the hosts' own.
+    """
+
+    ticket: int
+    executable: int
+    name: str
+    program: bytes
+    devices: list[int]
+    own: list[int]
+    client: int
+    user: int | None
+
+
+class RunColocated(msgspec.Struct, frozen=True, array_like=True, tag=35, gc=False):
+    """Run a Python function of a client.
+
+    Attributes:
+        executable: The function.
+        args: Its arguments.
+        first_result: The first result; the others follow consecutively.
+        results: This host's shards of each result.
+        completion: The buffer that holds the completion, if requested.
+        client: The client.
+        stream: Runs of one stream follow one another; those of several may be concurrent.
+    """
+
+    executable: int
+    args: list[int]
+    first_result: int
+    results: list[HostArray]
+    completion: int | None
+    client: int
+    stream: int
+
+
+class EndClient(msgspec.Struct, frozen=True, array_like=True, tag=19, gc=False):
+    """A client has disconnected: end its Python functions, and release idle pooled memory.
+
+    Attributes:
+        client: The client.
+    """
+
+    client: int
 
 
 class Peers(msgspec.Struct, frozen=True, array_like=True, tag=16, gc=False):
@@ -1203,7 +1255,9 @@ Command: TypeAlias = (
     | EndInput
     | ReportArrival
     | ReportEnd
-    | TrimPool
+    | LoadColocated
+    | RunColocated
+    | EndClient
     | Peers
 )
 """A command to a host. Hosts execute commands in order; those that wait (for a computation or a
@@ -1255,6 +1309,8 @@ def ticket_of(command: Command) -> int | None:
             return command.ticket
         case ProgramText():
             return command.ticket
+        case LoadColocated():
+            return command.ticket
     return None
 
 
@@ -1279,4 +1335,6 @@ def made_by(command: Command) -> list[int]:
             return [value.buffer for group in command.made for value in group.values]
         case RowExchange():
             return [value.buffer for group in command.made for value in group.values]
+        case RunColocated():
+            return list(range(command.first_result, command.first_result + len(command.results)))
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -15,10 +16,10 @@ import numpy as np
 
 from fairway import _native
 from fairway.host import messages
-from fairway.host.backend import Backend, dtype_of
-from fairway.host.elements import bytes_of, elements_in, laid_out, region_of
+from fairway.host.backend import Backend
+from fairway.host.elements import bytes_of, dtype_of, elements_in, laid_out, region_of
 from fairway.host.lines import Lines
-from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text, resolve
+from fairway.host.objects import Called, Deferred, Failed, Lazy, Objects, error_text, resolve
 from fairway.host.reporter import Reporter
 from fairway.host.trace import Trace
 
@@ -225,14 +226,21 @@ class Mover:
         )
 
     def report_arrival(self, command: messages.ReportArrival) -> None:
-        """Reports to the controller when all messages for a buffer have arrived."""
+        """Reports to the controller when a buffer's messages have arrived, or its function has ended."""
         value = self._objects.get(command.buffer)
+        if isinstance(value, Called):
+            value.run.add_done_callback(lambda _: self._report_arrived(command.buffer))
+            return
         tags = value.tags if isinstance(value, _Incoming) else []
         if self._arrivals is None:
             name = "fairway-arrivals"
             self._arrivals = threading.Thread(target=self._report_arrivals, name=name, daemon=True)
             self._arrivals.start()
         self._plane.watch(command.buffer, tags)
+
+    def _report_arrived(self, buffer: int) -> None:
+        with contextlib.suppress(OSError):  # the controller is gone
+            self._report.send(messages.Arrived(buffer))
 
     def _report_arrivals(self) -> None:
         while arrived := self._plane.arrivals():

@@ -131,6 +131,21 @@ class Lazy(Deferred):
             self.get()
 
 
+class Called(Lazy):
+    """A result of a function that another thread calls.
+
+    Args:
+        run: the run, whose outcome is the list of its results.
+        index: which of them.
+    """
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Future[list[Array]], index: int) -> None:
+        super().__init__(lambda: run.result()[index])
+        self.run = run
+
+
 def resolve(value: Any) -> Array:
     """Returns the array that ``value`` stands for, waiting for it if necessary.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairway.host.backend import dtype_of
+from fairway.host.elements import dtype_of
 from fairway.host.messages import OutputSpec, Tiles
 from fairway.host.programs import shard_shape
 from fairway.shards import Shard

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from fairway.host.backend import Backend, JaxRuntimeError, dtype_of, tiled
+from fairway.host.backend import Backend, JaxRuntimeError, tiled
+from fairway.host.elements import dtype_of
 from fairway.host.executable import Executable
 from fairway.host.messages import CompiledSharding, OutputSpec, ProgramMetadata, Tiles
 from fairway.host.screening import symbol

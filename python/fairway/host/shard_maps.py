@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from fairway.host.backend import dtype_of
+from fairway.host.elements import dtype_of
 from fairway.host.messages import Tiles
 from fairway.host.programs import ELEMENT_TYPES
 from fairway.host.teams import Elements

@@ -80,7 +80,7 @@ def _connect() -> object:
     from jaxlib.version import __version__ as jaxlib_version
 
     # They import numpy, whose threads must not exist before the command line has blocked signals.
-    from . import callbacks, local, mends
+    from . import callbacks, local, mends, modules
 
     if "proxy" not in _platforms():
         raise RuntimeError("JAX_PLATFORMS does not name 'proxy'")
@@ -123,6 +123,7 @@ def _connect() -> object:
     mends.take_any_strides()
     mends.mend_compilation(client, calls)
     mends.span_islands()
+    modules.send_modules()
     local.answer_for_devices(client)
     local.exchange_copies(client)
     local.refuse_reads_in_callbacks(client)

@@ -51,7 +51,7 @@ impl Controller {
         self.flush_commands(out);
         self.release_all(client);
         for number in 0..self.cluster.hosts().len() as u32 {
-            self.send_now(HostId(number), Command::TrimPool {});
+            self.send_now(HostId(number), Command::EndClient { client });
         }
     }
 }

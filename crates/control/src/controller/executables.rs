@@ -35,18 +35,22 @@ impl Controller {
             return self.partition(client, source, purpose);
         }
         let hosts = self.hosts_of(&source.devices);
+        let compiled = self.check_colocated(&source, &hosts)?;
         let id = ExecutableId(self.next_id());
         let waiting = Waiting::Compile(Compiling {
             id,
             islands,
             source: source.clone(),
             hosts: hosts.clone(),
-            compiled: None,
+            compiled,
             collectives: Vec::new(),
             purpose,
         });
         let ticket = self.await_hosts(client, purpose.request(), &hosts, waiting);
         match source.kind {
+            SourceKind::Colocated(ref function) => {
+                self.send_colocated(client, (ticket, id), &source.program, function, &hosts);
+            }
             SourceKind::Exchange { is_crossing } => {
                 self.send_exchange((ticket, id), source, is_crossing, &hosts);
             }
@@ -213,6 +217,10 @@ impl Controller {
                 self.launch(client, &executable, args, first_result, completion, keep);
             }
             ExecutableForm::Exchange(_) => self.exchange(client, &executable, &args, first_result),
+            ExecutableForm::Colocated(_) => {
+                let results = (first_result, completion);
+                self.run_colocated(client, &executable, args, results, run.stream);
+            }
             ExecutableForm::Dataflow(dataflow) => {
                 self.run_program(client, &executable, dataflow, &args, first_result, completion);
             }

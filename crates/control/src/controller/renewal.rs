@@ -52,7 +52,7 @@ impl Controller {
                 let partitioned = dataflow.partitioned.clone();
                 self.assemble_functions(client, purpose, texts, partitioned, codes);
             }
-            ExecutableForm::Gang | ExecutableForm::Exchange(_) => {
+            ExecutableForm::Gang | ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
                 let source = program.source.clone().expect("only whole programs have none");
                 if let Err(error) = self.compile(client, source, purpose) {
                     self.compiled(client, purpose, Err(error));
@@ -100,12 +100,14 @@ impl Controller {
     /// Fails the held run; the requests behind it proceed.
     fn fail_held_run(&mut self, client: ClientId, error: &Status) {
         let held = self.client(client).backlog.pop_front();
-        let Some((id, Request::Execute { executable, args, results, keep, status, devices })) =
-            held
-        else {
+        let Some((id, request)) = held else {
             unreachable!("the run that a renewal is for is first in the backlog");
         };
-        let run = Run { executable, args, results, keep, status, devices };
+        let Request::Execute { executable, args, results, keep, status, devices, stream } = request
+        else {
+            unreachable!("only runs are held for a renewal");
+        };
+        let run = Run { executable, args, results, keep, status, devices, stream };
         self.poison_results(client, &run, error);
         self.reply(client, id, Err(error.clone()));
     }

@@ -51,14 +51,18 @@ impl Controller {
             Request::Execute { executable, .. } if self.can_renew(client, executable) => {
                 self.renew(client, (id, request), executable)
             }
-            Request::Execute { executable, args, results, keep, status, devices } => {
-                let run = Run { executable, args, results, keep, status, devices };
+            Request::Execute { executable, args, results, keep, status, devices, stream } => {
+                let run = Run { executable, args, results, keep, status, devices, stream };
                 self.execute(client, &run)
             }
             Request::Compile { program, options, devices, grid } => {
                 let (program, options) = (Arc::new(program), Arc::new(options));
                 let source =
                     CompileSource { program, options, devices, grid, kind: SourceKind::Whole };
+                self.compile(client, source, Purpose::Request(id)).map(|()| None)
+            }
+            Request::LoadColocated { program, devices, function } => {
+                let source = function.source(program, devices);
                 self.compile(client, source, Purpose::Request(id)).map(|()| None)
             }
             Request::CompileProgram { program, options, devices } => {

@@ -60,7 +60,9 @@ impl Footprint {
 /// Returns the buffers that a command needs on its host's devices.
 pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
     match command {
-        Command::Launch { args, .. } | Command::RunExchange { args, .. } => args.clone(),
+        Command::Launch { args, .. }
+        | Command::RunExchange { args, .. }
+        | Command::RunColocated { args, .. } => args.clone(),
         Command::RunProgram { args, .. } => args.iter().copied().collect(),
         Command::Copy { source, .. }
         | Command::Bitcast { source, .. }
@@ -79,6 +81,7 @@ pub(crate) fn first_made(command: &Command) -> Option<BufferId> {
     match command {
         Command::Launch { first_result: first, .. }
         | Command::RunExchange { first_result: first, .. }
+        | Command::RunColocated { first_result: first, .. }
         | Command::RunProgram { first_buffer: first, .. }
         | Command::Put { buffer: first, .. }
         | Command::Copy { buffer: first, .. }

@@ -93,7 +93,9 @@ impl Footprints {
                     None => Cow::default(),
                 }
             }
-            Command::RunExchange { results, .. } => Cow::Owned(making(results)),
+            Command::RunExchange { results, .. } | Command::RunColocated { results, .. } => {
+                Cow::Owned(making(results))
+            }
             Command::Collective { made, .. } | Command::RowExchange { made, .. } => {
                 let first = footprint::first_made(command).unwrap_or(BufferId(0));
                 let made = made.iter().flat_map(|group| &group.values).map(|value| {
@@ -229,7 +231,7 @@ impl DeviceMemory {
                 let steps = dataflow.lowered.steps.iter();
                 steps.map(|(&host, steps)| (host, self.of_run(host, dataflow, steps))).collect()
             }
-            ExecutableForm::Gang | ExecutableForm::Exchange(_) => {
+            ExecutableForm::Gang | ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
                 let hosts = executable.hosts.iter();
                 hosts.map(|&host| (host, self.of_launch(host, executable))).collect()
             }

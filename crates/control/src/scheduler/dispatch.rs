@@ -56,7 +56,7 @@ impl GangScheduler {
             if is_launch && reporting == Reporting::Each {
                 *self.unenqueued.entry(client).or_default() += 1;
             }
-            self.memory.on_dispatch(host, command, out);
+            self.dispatch_command(client, host, command, out);
         }
         if position == SegmentPosition::Last {
             self.memory.end_segmented(client);

@@ -34,6 +34,7 @@ impl Gang {
         self.members.iter().find_map(|member| match &member.command {
             Command::Launch { first_result: first, .. }
             | Command::RunExchange { first_result: first, .. }
+            | Command::RunColocated { first_result: first, .. }
             | Command::RunProgram { first_buffer: first, .. } => Some(*first),
             _ => None,
         })

@@ -264,7 +264,7 @@ impl Process {
                 self.store.drop_before(*first_tag);
                 peers.iter().for_each(|peer| self.store.find(peer.host, peer.first_tag));
             }
-            Command::TrimPool {} => {}
+            Command::EndClient { .. } => {}
             other => return Err(format!("there is no model of {other:?}")),
         }
         Ok(())

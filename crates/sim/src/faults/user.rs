@@ -234,6 +234,7 @@ impl User {
             results: smallvec![made],
             keep: smallvec![],
             status: None,
+            stream: 0,
             devices: Vec::new(),
         };
         let lineage = joined(&array.lineage, &used);

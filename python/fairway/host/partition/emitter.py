@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from fairway.host.backend import dtype_of
+from fairway.host.elements import dtype_of
 from fairway.host.partition.axes import Dimension, IslandAxis, Islands, IslandSharding
 from fairway.host.partition.operations import CROSSING, ISLAND, maker_of, per_value
 from fairway.host.programs import ELEMENT_TYPES

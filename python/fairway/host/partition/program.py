@@ -11,7 +11,8 @@ import msgspec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from fairway.host.backend import Backend, dtype_of
+from fairway.host.backend import Backend
+from fairway.host.elements import dtype_of
 from fairway.host.ifrt_ir import quoted
 from fairway.host.partition.axes import Islands, IslandSharding, MeshView, Token, whole_mesh
 from fairway.host.partition.operations import (

@@ -1,0 +1,60 @@
+//! Python functions of clients that run beside the hosts of their devices (`colocated_python`).
+
+use std::sync::Arc;
+
+use base::DeviceId;
+use bytes::Bytes;
+use ir::ArraySpec;
+use protocol::{Compiled, CompiledSharding, OutputSpec};
+
+use crate::programs::{CompileSource, SourceKind};
+
+/// What a client's Python function takes and returns.
+#[derive(Debug, Clone)]
+pub struct Colocated {
+    /// Its name.
+    pub name: String,
+    /// Its arguments.
+    pub inputs: Vec<ArraySpec>,
+    /// Its results.
+    pub outputs: Vec<ArraySpec>,
+    /// The user that it runs as; `None` for the hosts' own.
+    pub user: Option<u32>,
+}
+
+impl Colocated {
+    /// Returns the source from which hosts load it.
+    pub(crate) fn source(self, program: Vec<u8>, devices: Arc<[DeviceId]>) -> CompileSource {
+        CompileSource {
+            program: Arc::new(program),
+            options: Arc::default(),
+            devices,
+            grid: (1, 1),
+            kind: SourceKind::Colocated(Arc::new(self)),
+        }
+    }
+
+    /// Returns its metadata, as of a compiled program.
+    pub(crate) fn metadata(&self) -> Compiled {
+        let cut = |spec: &ArraySpec| CompiledSharding {
+            partition: spec.sharding.partition.clone(),
+            encoded: Bytes::new(),
+        };
+        let layout = |spec: &ArraySpec| (0..spec.dims.len() as i64).rev().collect();
+        let output = |spec: &ArraySpec| OutputSpec {
+            dtype: spec.dtype,
+            dims: spec.dims.clone(),
+            cut: cut(spec),
+            memory: spec.sharding.memory.clone(),
+        };
+        Compiled {
+            name: self.name.clone(),
+            parameters: Some(self.inputs.iter().map(cut).collect()),
+            parameter_layouts: self.inputs.iter().map(layout).collect(),
+            outputs: self.outputs.iter().map(output).collect(),
+            output_layouts: self.outputs.iter().map(layout).collect(),
+            parameter_count: self.inputs.len() as u32,
+            ..Compiled::default()
+        }
+    }
+}
