@@ -19,8 +19,7 @@ from jaxlib.mlir import ir
 from fairway import _native, mpmd
 from fairway.host import messages
 from fairway.host.backend import Backend, JaxRuntimeError
-from fairway.host.elements import dtype_of
-from fairway.host.elements import bytes_of
+from fairway.host.elements import bytes_of, dtype_of
 from fairway.host.inputs import Feed
 from fairway.host.launches import Launcher
 from fairway.host.local import LocalHost

@@ -1,13 +1,8 @@
 //! Python functions of clients that run beside the hosts of their devices (`colocated_python`).
 
-use std::sync::Arc;
-
-use base::DeviceId;
 use bytes::Bytes;
 use ir::ArraySpec;
 use protocol::{Compiled, CompiledSharding, OutputSpec};
-
-use crate::programs::{CompileSource, SourceKind};
 
 /// What a client's Python function takes and returns.
 #[derive(Debug, Clone)]
@@ -23,17 +18,6 @@ pub struct Colocated {
 }
 
 impl Colocated {
-    /// Returns the source from which hosts load it.
-    pub(crate) fn source(self, program: Vec<u8>, devices: Arc<[DeviceId]>) -> CompileSource {
-        CompileSource {
-            program: Arc::new(program),
-            options: Arc::default(),
-            devices,
-            grid: (1, 1),
-            kind: SourceKind::Colocated(Arc::new(self)),
-        }
-    }
-
     /// Returns its metadata, as of a compiled program.
     pub(crate) fn metadata(&self) -> Compiled {
         let cut = |spec: &ArraySpec| CompiledSharding {

@@ -10,7 +10,8 @@ use base::{ClientId, Code, DeviceId, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
 
 use crate::lower;
-use crate::programs::{CompileSource, Executable, Partitioned, Purpose, SourceKind};
+use crate::programs::{Executable, Partitioned, Purpose};
+use crate::sources::{CompileSource, SourceKind};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.

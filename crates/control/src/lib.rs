@@ -40,6 +40,7 @@ mod reshard;
 mod scheduler;
 mod segments;
 mod slices;
+mod sources;
 mod sparse;
 mod stripes;
 mod submissions;

@@ -7,7 +7,8 @@ use base::{DeviceId, IslandId, Status};
 use protocol::PartitionedFunction;
 
 use crate::dataflow::malformed;
-use crate::programs::{CompileSource, Purpose, SourceKind};
+use crate::programs::Purpose;
+use crate::sources::{CompileSource, SourceKind};
 
 /// A computation over several islands, until a host has partitioned it.
 #[derive(Debug)]

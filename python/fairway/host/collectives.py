@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from fairway.host import messages
-from fairway.host.elements import dtype_of
 from fairway.host.bundles import Bundle, Values
+from fairway.host.elements import dtype_of
 from fairway.host.partition import Crossing
 from fairway.host.shard_maps import (
     REDUCTIONS,

@@ -19,7 +19,7 @@ from typing import Any, get_args
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
 from fairway.host.checking import Checker
-from fairway.host.colocated.processes import ColocatedFunctions
+from fairway.host.colocated.host import ColocatedFunctions
 from fairway.host.compiler import Compiler
 from fairway.host.exchanges import Exchanger
 from fairway.host.frames import CommandReceiver

@@ -17,7 +17,7 @@ import numpy as np
 from fairway import _native
 from fairway.host import messages
 from fairway.host.backend import Backend
-from fairway.host.elements import bytes_of, dtype_of, elements_in, laid_out, region_of
+from fairway.host.elements import bytes_of, dtype_of, elements_in, is_string, laid_out, region_of
 from fairway.host.lines import Lines
 from fairway.host.objects import Called, Deferred, Failed, Lazy, Objects, error_text, resolve
 from fairway.host.reporter import Reporter
@@ -32,6 +32,8 @@ LARGE_BYTES = 1 << 20
 """Results assembled from messages use pooled memory from this size on."""
 INSIDE = 0
 """Channel number for no particular channel, inside an island."""
+STRINGS_BYTES_MAX = 1 << 30
+"""Most bytes of an array of strings that a function returns."""
 READERS = 64
 """Threads that wait for buffers to be computed and read; started on demand."""
 
@@ -50,6 +52,13 @@ class Places:
         self.index = {shard.position: index for index, shard in enumerate(shards)}
         self.local = tuple([shard.device for shard in shards])
         self.shapes = [tuple(shard.shape) for shard in shards]
+
+    @property
+    def bytes(self) -> int:
+        """Most bytes of all shards here; of strings, what is reasonable."""
+        if is_string(self.dtype):
+            return STRINGS_BYTES_MAX
+        return sum(math.prod(shape) for shape in self.shapes) * self.dtype.itemsize
 
     def make(self, backend: Backend, parts: list[Any]) -> Array:
         """Returns an array of the elements for each shard."""
@@ -226,7 +235,7 @@ class Mover:
         )
 
     def report_arrival(self, command: messages.ReportArrival) -> None:
-        """Reports to the controller when a buffer's messages have arrived, or its function has ended."""
+        """Reports to the controller when a buffer can be used, or has become an error."""
         value = self._objects.get(command.buffer)
         if isinstance(value, Called):
             value.run.add_done_callback(lambda _: self._report_arrived(command.buffer))

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use super::Controller;
 use crate::checks::invalid;
 use crate::colocated::Colocated;
-use crate::programs::{CompileSource, Executable, SourceKind};
+use crate::programs::Executable;
+use crate::sources::{CompileSource, SourceKind};
 use crate::submissions::{LaunchRequest, SegmentPosition};
 
 impl Controller {

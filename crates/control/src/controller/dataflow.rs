@@ -14,11 +14,10 @@ use crate::dataflow::{self, Assembling, Reading, malformed};
 use crate::events::{Handle, Reply, RequestId};
 use crate::lower;
 use crate::pending::Waiting;
-use crate::programs::{
-    CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Partitioned, Purpose,
-};
+use crate::programs::{Dataflow, Executable, ExecutableForm, Lowered, Partitioned, Purpose};
 use crate::reshard;
 use crate::segments::{ProgramSegment, Segments};
+use crate::sources::CompileSource;
 use crate::submissions::{LaunchRequest, Member, SegmentPosition};
 
 impl Controller {

@@ -14,9 +14,9 @@ use crate::events::{Handle, Reply, RequestId};
 use crate::objects::{Buffer, Storage, View};
 use crate::pending::Waiting;
 use crate::programs::{
-    CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run, SourceKind,
-    TAGS_PER_EXCHANGE,
+    Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run, TAGS_PER_EXCHANGE,
 };
+use crate::sources::{CompileSource, SourceKind};
 use crate::submissions::{LaunchRequest, SegmentPosition};
 
 impl Controller {

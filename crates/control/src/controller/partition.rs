@@ -9,7 +9,8 @@ use super::Controller;
 use crate::dataflow;
 use crate::partition::Partitioning;
 use crate::pending::Waiting;
-use crate::programs::{CompileSource, Partitioned, Purpose, SourceKind};
+use crate::programs::{Partitioned, Purpose};
+use crate::sources::{CompileSource, SourceKind};
 
 impl Controller {
     /// Sends a computation over several islands to one of its hosts to be partitioned.

@@ -1,13 +1,12 @@
 //! Requests of clients: which must wait, and who performs them.
 
-use std::sync::Arc;
-
 use base::ClientId;
 
 use super::{Controller, Outcome};
 use crate::dataflow::Reading;
 use crate::events::{Reply, Request, RequestId};
-use crate::programs::{CompileSource, Purpose, Run, SourceKind};
+use crate::programs::{Purpose, Run};
+use crate::sources::CompileSource;
 
 impl Controller {
     /// Accepts a request; it joins the client's backlog if it must wait for an earlier one.
@@ -56,14 +55,10 @@ impl Controller {
                 self.execute(client, &run)
             }
             Request::Compile { program, options, devices, grid } => {
-                let (program, options) = (Arc::new(program), Arc::new(options));
-                let source =
-                    CompileSource { program, options, devices, grid, kind: SourceKind::Whole };
-                self.compile(client, source, Purpose::Request(id)).map(|()| None)
+                self.load(client, id, CompileSource::computation(program, options, devices, grid))
             }
             Request::LoadColocated { program, devices, function } => {
-                let source = function.source(program, devices);
-                self.compile(client, source, Purpose::Request(id)).map(|()| None)
+                self.load(client, id, CompileSource::colocated(function, program, devices))
             }
             Request::CompileProgram { program, options, devices } => {
                 self.compile_program(client, id, program, Reading { options, devices })
@@ -111,5 +106,8 @@ impl Controller {
             Request::IsDeleted { array } => self.is_deleted(client, array),
             Request::Destruct { arrays } => self.destruct(client, &arrays),
         }
+    }
+    fn load(&mut self, client: ClientId, id: RequestId, source: CompileSource) -> Outcome {
+        self.compile(client, source, Purpose::Request(id)).map(|()| None)
     }
 }

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fairway.host.__main__ import die_with_parent
-from fairway.host.colocated.line import Drop, Line, Load, Outcome, Run, Setup
+from fairway.host.colocated.line import Call, Drop, Line, Load, Outcome, Setup
 
 if TYPE_CHECKING:
     from fairway.host.colocated.functions import Functions
@@ -43,7 +43,7 @@ class _Worker:
             match message:
                 case Load():
                     self._do(message.call, self._load, message, parts)
-                case Run():
+                case Call():
                     self._threads.submit(self._do, message.call, self._run, message, parts)
                 case Drop():
                     self._functions.drop(message.executable)
@@ -54,7 +54,7 @@ class _Worker:
         self._functions.load(message.executable, bytes(parts[0]))
         return Outcome(message.call, None), []
 
-    def _run(self, message: Run, parts: list[bytearray]) -> tuple[Outcome, list[Any]]:
+    def _run(self, message: Call, parts: list[bytearray]) -> tuple[Outcome, list[Any]]:
         results, data = self._functions.run(message.executable, message.arguments, parts)
         return Outcome(message.call, None, results), data
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental.colocated_python import serialization
 
 from fairway.host.colocated.devices import Devices
-from fairway.host.colocated.line import Shard
+from fairway.host.colocated.line import ShardHeader
 from fairway.host.colocated.shipped import ShippedModules
 from fairway.host.elements import bytes_of, dtype_of, elements_in, name_of
 
@@ -79,8 +79,8 @@ class Functions:
         self._functions.pop(executable, None)
 
     def run(
-        self, executable: int, arguments: list[list[Shard]], parts: list[bytearray]
-    ) -> tuple[list[list[Shard]], list[Any]]:
+        self, executable: int, arguments: list[list[ShardHeader]], parts: list[bytearray]
+    ) -> tuple[list[list[ShardHeader]], list[Any]]:
         """Runs a function.
 
         Args:
@@ -106,18 +106,20 @@ class Functions:
             ]
             args, kwargs = jax.tree.unflatten(tree, given)
             results = self._checked(function, function.call(*args, **kwargs))
-        headers: list[list[Shard]] = []
+        headers: list[list[ShardHeader]] = []
         data: list[Any] = []
         for result in results:
             headers.append([])
             for shard in result.addressable_shards:
                 elements = np.asarray(shard.data)
                 place = self._places[shard.device]
-                headers[-1].append(Shard(place, name_of(elements.dtype), list(elements.shape)))
+                headers[-1].append(
+                    ShardHeader(place, name_of(elements.dtype), list(elements.shape))
+                )
                 data.append(bytes_of(elements))
         return headers, data
 
-    def _assembled(self, leaf: Any, shards: list[Shard], parts: list[bytearray]) -> Any:
+    def _assembled(self, leaf: Any, shards: list[ShardHeader], parts: list[bytearray]) -> Any:
         """Returns an argument as an array of this process."""
         singles = [
             jax.device_put(
@@ -139,12 +141,21 @@ class Functions:
         if tree != wanted:
             raise NotAsSpecifiedError(f"it returned {tree}; it was specialized to return {wanted}")
         for leaf, spec in zip(leaves, specs, strict=True):
-            found = (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
-            if not isinstance(leaf, jax.Array) or found != (spec.shape, spec.dtype):
-                given = f"{found[1]}{list(found[0])}" if found[0] is not None else type(leaf)
+            if not isinstance(leaf, jax.Array) or (leaf.shape, leaf.dtype) != (
+                spec.shape,
+                spec.dtype,
+            ):
+                given = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf)
                 raise NotAsSpecifiedError(
                     f"it returned {given}; it was specialized to return a jax.Array of "
                     f"{spec.dtype}{list(spec.shape)}"
+                )
+            shape = spec.sharding.shard_shape(spec.shape)
+            shards = {shard.device: shard.data.shape for shard in leaf.addressable_shards}
+            if shards != dict.fromkeys(spec.sharding.addressable_devices, shape):
+                raise NotAsSpecifiedError(
+                    f"it returned an array of {spec.dtype}{list(spec.shape)} that is sharded "
+                    f"otherwise than it was specialized for: {leaf.sharding}"
                 )
         return leaves
 
@@ -160,4 +171,5 @@ def described(error: BaseException) -> str:
 
 def _is_wide(dtype: Any) -> bool:
     kind = np.dtype(dtype)
-    return kind.itemsize == (16 if kind.kind == "c" else 8)
+    size: int = kind.itemsize
+    return size == (16 if kind.kind == "c" else 8)

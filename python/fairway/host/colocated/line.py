@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-__all__ = ["Drop", "Line", "Load", "Message", "Outcome", "Run", "Setup", "Shard"]
+__all__ = ["Call", "Drop", "Line", "Load", "Message", "Outcome", "Setup", "ShardHeader"]
 
 LENGTH = struct.Struct("<I")
+HEADER_BYTES_MAX = 64 << 20
+"""Most bytes of a message without its parts."""
 
 
-class Shard(msgspec.Struct, array_like=True):
+class ShardHeader(msgspec.Struct, array_like=True):
     """A shard, whose bytes are a part of the message.
 
     Attributes:
@@ -56,8 +58,8 @@ class Load(msgspec.Struct, tag=True):
     executable: int
 
 
-class Run(msgspec.Struct, tag=True):
-    """Run a function.
+class Call(msgspec.Struct, tag=True):
+    """Call a function.
 
     Attributes:
         call: correlates the outcome.
@@ -67,7 +69,7 @@ class Run(msgspec.Struct, tag=True):
 
     call: int
     executable: int
-    arguments: list[list[Shard]]
+    arguments: list[list[ShardHeader]]
 
 
 class Drop(msgspec.Struct, tag=True):
@@ -91,10 +93,10 @@ class Outcome(msgspec.Struct, tag=True):
 
     call: int
     error: str | None
-    results: list[list[Shard]] = []
+    results: list[list[ShardHeader]] = []
 
 
-Message = Setup | Load | Run | Drop | Outcome
+Message = Setup | Load | Call | Drop | Outcome
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -128,10 +130,24 @@ class Line:
         for view in views:
             self._connection.sendall(view)
 
-    def receive(self) -> tuple[Message, list[bytearray]] | None:
-        """Returns the next message and its parts; None once the other end is gone."""
+    def receive(
+        self, check: Callable[[Message, int], None] = lambda _message, _bytes: None
+    ) -> tuple[Message, list[bytearray]] | None:
+        """Returns the next message and its parts; None once the other end is gone.
+
+        Args:
+            check: is called with a message and the bytes of its parts before they are read, and
+                raises if they are not wanted.
+
+        Raises:
+            msgspec.ValidationError: what was received is no message.
+        """
         try:
-            header = _DECODER.decode(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
+            (length,) = LENGTH.unpack(self._read(LENGTH.size))
+            if length > HEADER_BYTES_MAX:
+                raise msgspec.ValidationError(f"a message of {length} bytes")
+            header = _DECODER.decode(self._read(length))
+            check(header.message, sum(header.parts))
             return header.message, [self._read(size) for size in header.parts]
         except (EOFError, OSError):
             return None

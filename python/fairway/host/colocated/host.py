@@ -1,22 +1,17 @@
-"""The processes in which this host's clients run their Python functions."""
+"""Python functions of clients on a host: loading and running them, in order where that matters."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import itertools
-import os
-import queue
-import socket
-import subprocess
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from fairway import children
 from fairway.host import messages
-from fairway.host.colocated.line import Drop, Line, Load, Message, Outcome, Run, Setup, Shard
+from fairway.host.colocated.line import Setup, ShardHeader
+from fairway.host.colocated.process import CallFailedError, FunctionProcess, ProcessEndedError
 from fairway.host.elements import bytes_of, elements_in, name_of
 from fairway.host.lines import Lines
 from fairway.host.local import LocalHost
@@ -32,113 +27,6 @@ LOADED_BYTES_MAX = 1 << 30
 
 _STARTS = ThreadPoolExecutor(1, thread_name_prefix="fairway-colocated")
 """Starts processes, which the kernel ends with the thread that started them."""
-
-Answer = tuple[list[list[Shard]], list[bytearray]]
-"""The shards of each result, and their bytes."""
-
-
-class CallFailedError(Exception):
-    """A function has raised; the text is what and where."""
-
-
-class ProcessEndedError(Exception):
-    """The process of a client's functions has ended."""
-
-
-class _Process:
-    """A process that runs a client's functions.
-
-    Args:
-        setup: its devices.
-        user: the user that it runs as; None for this process's own.
-    """
-
-    def __init__(self, setup: Setup, user: int | None) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._child = subprocess.Popen(
-                [*children.command("fairway.host.colocated"), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env={**children.environment(), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
-                pass_fds=[theirs.fileno()],
-                **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
-            )
-        self._line = Line(ours)
-        self._calls = itertools.count(1)
-        self._lock = threading.Lock()
-        self._open: dict[int, Future[Answer]] = {}
-        self._outgoing: queue.SimpleQueue[tuple[Message, Sequence[Any]]] = queue.SimpleQueue()
-        self.loaded: set[int] = set()
-        self.has_ended = False
-        self._outgoing.put((setup, ()))
-        for work in (self._send, self._receive):
-            threading.Thread(target=work, name="fairway-colocated", daemon=True).start()
-
-    def load(self, executable: int, program: bytes) -> None:
-        """Loads a function.
-
-        Raises:
-            CallFailedError: it cannot be loaded.
-            ProcessEndedError: the process has ended.
-        """
-        self._call(lambda call: Load(call, executable), [program]).result()
-        self.loaded.add(executable)
-
-    def run(
-        self, executable: int, arguments: list[list[Shard]], parts: Sequence[Any]
-    ) -> Answer:
-        """Runs a function, and returns its results.
-
-        Raises:
-            CallFailedError: it has raised.
-            ProcessEndedError: the process has ended.
-        """
-        return self._call(lambda call: Run(call, executable, arguments), parts).result()
-
-    def drop(self, executable: int) -> None:
-        """Forgets a function, after what was asked for before."""
-        self.loaded.discard(executable)
-        self._outgoing.put((Drop(executable), ()))
-
-    def kill(self) -> None:
-        """Ends the process; its runs fail."""
-        self._child.kill()
-        self._line.close()
-
-    def _call(self, make: Any, parts: Sequence[Any]) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        with self._lock:
-            if self.has_ended:
-                raise ProcessEndedError
-            call = next(self._calls)
-            self._open[call] = future
-            self._outgoing.put((make(call), parts))
-        return future
-
-    def _send(self) -> None:
-        while True:
-            message, parts = self._outgoing.get()
-            try:
-                self._line.send(message, parts)
-            except OSError:
-                return  # the thread that receives notices, too
-
-    def _receive(self) -> None:
-        while (received := self._line.receive()) is not None:
-            outcome, parts = received
-            assert isinstance(outcome, Outcome)
-            future = self._open.pop(outcome.call)
-            if outcome.error is None:
-                future.set_result((outcome.results, parts))
-            else:
-                future.set_exception(CallFailedError(outcome.error))
-        self._child.kill()
-        status = self._child.wait()
-        with self._lock:
-            self.has_ended = True
-            left, self._open = self._open, {}
-        for future in left.values():
-            future.set_exception(ProcessEndedError(_how_it_ended(status)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +56,13 @@ class _Client:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._process: _Process | None = None
+        self._process: FunctionProcess | None = None
         self._numbers = itertools.count()
         self._runs: set[int] = set()
         self._freed: collections.deque[tuple[int, int]] = collections.deque()
         self.functions: dict[int, _Function] = {}
 
-    def process(self, function: _Function) -> _Process:
+    def process(self, function: _Function) -> FunctionProcess:
         """Returns a process that has loaded a function; starts one if there is none.
 
         Raises:
@@ -184,7 +72,9 @@ class _Client:
         """
         with self._lock:
             if self._process is None or self._process.has_ended:
-                self._process = _STARTS.submit(_Process, function.setup, function.user).result()
+                self._process = _STARTS.submit(
+                    FunctionProcess, function.setup, function.user
+                ).result()
             if function.number not in self._process.loaded:
                 self._process.load(function.number, function.program)
             return self._process
@@ -259,7 +149,6 @@ class ColocatedFunctions:
 
     def _load(self, ticket: int, function: _Function) -> None:
         try:
-            _check_user(function.user, self._host.number)
             self._clients[function.client].process(function)
             self._host.report.done(ticket, messages.Success())
         except Exception as error:
@@ -299,7 +188,7 @@ class ColocatedFunctions:
         self, client: _Client, function: _Function, inputs: list[Any], places: list[Places]
     ) -> list[Any]:
         backend = self._host.backend
-        arguments: list[list[Shard]] = []
+        arguments: list[list[ShardHeader]] = []
         parts: list[Any] = []
         for value in inputs:
             array = resolve(value)
@@ -307,10 +196,11 @@ class ColocatedFunctions:
             for device, shard in zip(backend.places(array), backend.shards(array), strict=True):
                 elements = backend.view(shard)
                 kind = name_of(elements.dtype)
-                arguments[-1].append(Shard(device, kind, list(elements.shape)))
+                arguments[-1].append(ShardHeader(device, kind, list(elements.shape)))
                 parts.append(bytes_of(elements))
+        size = sum(place.bytes for place in places)
         process = client.process(function)
-        headers, data = process.run(function.number, arguments, parts)
+        headers, data = process.run(function.number, arguments, parts, size)
         left = iter(data)
         made = []
         for place, shards in zip(places, headers, strict=True):
@@ -372,20 +262,3 @@ class _Completion:
     def block_until_ready(self) -> None:
         """Waits until the run has ended; raises its error."""
         self._run.result()
-
-
-def _check_user(user: int | None, host: int) -> None:
-    """Fails unless this process may start one of another user.
-
-    Raises:
-        Failed: it may not.
-    """
-    if user is not None and os.geteuid() != 0:
-        raise Failed(
-            f"PERMISSION_DENIED: host {host} runs functions of its own user only; that user allows "
-            "others by the setting client_code"
-        )
-
-
-def _how_it_ended(status: int) -> str:
-    return f" by signal {-status}" if status < 0 else f" with status {status}"
