@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import PREAMBLE, Up, client, hosts_of, said, until
+from conftest import PREAMBLE, Up, client, client_environment, hosts_of, said, until
 
 from fairway.cluster import admin
 from fairway.cluster.remotes import RemoteCluster
@@ -105,6 +106,67 @@ def test_a_connected_cluster_is_found_as_a_local_one(gated: Gated, own_runtime: 
         assert seen["target"] == given["JAX_BACKEND_TARGET"]
         connected.send_signal(2)
         assert connected.wait(20) == 0
+
+
+OWN_CODE = """
+import os
+from jax.experimental import colocated_python
+here = colocated_python.colocated_python(
+    lambda x: jax.device_put(np.int32(os.getuid()), x.sharding)
+)
+try:
+    say("user", number=int(here(jax.device_put(np.int32(1), jax.devices()[0]))), error="")
+except Exception as error:
+    say("user", number=-1, error=str(error))
+"""
+
+
+def test_code_of_clients_runs_on_hosts_only_where_the_owner_allows_it(
+    gated: Gated, own_runtime: Path, tmp_path: Path
+) -> None:
+    with gated.remote("client") as remote:
+        refused = said(client(None, OWN_CODE, environment=on(remote)).stdout, "user")
+        assert "PERMISSION_DENIED" in refused["error"]
+        assert "client_code" in refused["error"]
+        assert "sum" in client(None, SUM, environment=on(remote)).stdout, (
+            "what else it may do is as before"
+        )
+    with gated.remote("admin") as remote:
+        assert (
+            said(client(None, OWN_CODE, environment=on(remote)).stdout, "user")["number"]
+            == os.getuid()
+        )
+    config = tmp_path / "fairway.toml"
+    config.write_text("client_code = true\n")
+    with Gated(own_runtime, "--config", str(config)) as up, up.remote("client") as remote:
+        assert (
+            said(client(None, OWN_CODE, environment=on(remote)).stdout, "user")["number"]
+            == os.getuid()
+        )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user of this machine")
+def test_code_of_another_user_runs_as_that_user(own_runtime: Path, tmp_path: Path) -> None:
+    other = pwd.getpwnam("nobody").pw_uid
+    config = tmp_path / "fairway.toml"
+    config.write_text(f'islands = "1x1x1"\nallow_users = ["{other}"]\n')
+    with Up("--config", str(config), runtime=own_runtime) as up:
+        ended = subprocess.run(
+            [
+                "setpriv",
+                f"--reuid={other}",
+                "--clear-groups",
+                sys.executable,
+                "-c",
+                PREAMBLE + OWN_CODE,
+            ],
+            env={**client_environment(up), "HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert said(ended.stdout, "user") == {"number": other, "error": ""}, ended.stderr
 
 
 def test_slices_are_allocated_through_the_gateway(gated: Gated) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import queue
 import signal
 import socket
@@ -76,6 +77,19 @@ class _Worker:
                 return  # the host is gone, and so ends this process
 
 
+def _become(user: int) -> None:
+    """Gives up the rights of the host's user, root, for good."""
+    try:
+        group = pwd.getpwuid(user).pw_gid
+    except KeyError:
+        group = user  # it has no entry on this machine
+    os.setgroups([])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    os.chdir("/")
+    die_with_parent()  # a change of the user resets it
+
+
 def main() -> NoReturn:
     """Serves the host at the other end of a socket, whose descriptor is the argument."""
     die_with_parent()
@@ -91,6 +105,8 @@ def main() -> NoReturn:
 
     devices = Devices(setup.devices, setup.own)
     devices.answer_to_numbers()
+    if setup.user is not None:
+        _become(setup.user)
     _Worker(line, Functions(devices)).serve()
     os._exit(0)  # threads may be inside functions
 

@@ -38,8 +38,7 @@ class _Function:
         number: its number.
         name: its name.
         program: its pickle.
-        setup: the devices that it was loaded with.
-        user: the user that it runs as; None for this process's own.
+        setup: what a process of the client must know.
     """
 
     client: int
@@ -47,7 +46,6 @@ class _Function:
     name: str
     program: bytes
     setup: Setup
-    user: int | None
 
 
 class _Client:
@@ -72,9 +70,7 @@ class _Client:
         """
         with self._lock:
             if self._process is None or self._process.has_ended:
-                self._process = _STARTS.submit(
-                    FunctionProcess, function.setup, function.user
-                ).result()
+                self._process = _STARTS.submit(FunctionProcess, function.setup).result()
             if function.number not in self._process.loaded:
                 self._process.load(function.number, function.program)
             return self._process
@@ -133,9 +129,9 @@ class ColocatedFunctions:
 
     def load(self, command: messages.LoadColocated) -> None:
         """Loads a function, in another thread."""
-        setup = Setup(command.devices, command.own)
+        setup = Setup(command.devices, command.own, command.user)
         function = _Function(
-            command.client, command.executable, command.name, command.program, setup, command.user
+            command.client, command.executable, command.name, command.program, setup
         )
         client = self._clients.setdefault(command.client, _Client())
         loaded = sum(len(one.program) for one in client.functions.values())

@@ -40,10 +40,12 @@ class Setup(msgspec.Struct, tag=True):
     Attributes:
         devices: the number of each device of the cluster.
         own: the number of each device of this host.
+        user: the user to become before any function is loaded; None to stay the host's.
     """
 
     devices: list[int]
     own: list[int]
+    user: int | None
 
 
 class Load(msgspec.Struct, tag=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
 import queue
 import socket
 import subprocess
@@ -35,19 +34,21 @@ class FunctionProcess:
     """A process that runs a client's functions.
 
     Args:
-        setup: its devices.
-        user: the user that it runs as; None for this process's own.
+        setup: what it must know.
+
+    Raises:
+        Failed: this process may not start one of that user.
     """
 
-    def __init__(self, setup: Setup, user: int | None) -> None:
+    def __init__(self, setup: Setup) -> None:
+        _check_user(setup.user)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._child = subprocess.Popen(
                 [*children.command("fairway.host.colocated"), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**_environment(user), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+                env={**_environment(setup.user), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
                 pass_fds=[theirs.fileno()],
-                **_identity(user),
             )
         self._line = Line(ours)
         self._calls = itertools.count(1)
@@ -146,24 +147,17 @@ class FunctionProcess:
             future.set_exception(ProcessEndedError(_how_it_ended(status) + reason))
 
 
-def _identity(user: int | None) -> dict[str, Any]:
-    """Returns what a process of another user is started with.
+def _check_user(user: int | None) -> None:
+    """Fails unless this process may start one of another user.
 
     Raises:
-        Failed: this process may not start one.
+        Failed: it may not.
     """
-    if user is None:
-        return {}
-    if os.geteuid() != 0:
+    if user is not None and os.geteuid() != 0:
         raise Failed(
             "PERMISSION_DENIED: hosts run functions of their own user only; that user allows "
             "others by the setting client_code"
         )
-    try:
-        group = pwd.getpwuid(user).pw_gid
-    except KeyError:
-        raise Failed(f"PERMISSION_DENIED: this machine has no user {user}") from None
-    return {"user": user, "group": group, "extra_groups": []}
 
 
 def _environment(user: int | None) -> dict[str, str]:
