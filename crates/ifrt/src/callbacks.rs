@@ -10,16 +10,19 @@ use std::sync::Arc;
 
 use base::ClientId;
 use bytes::Bytes;
-use run::{Call, CallbackKey, World};
+use control::Event;
+use run::{Call, CallbackKey, Readback, World};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use tonic::transport::server::Connected;
 
-use crate::connection::ProxyConnection;
+use crate::connection::{Identity, ProxyConnection};
 use crate::proto as p;
 
 /// What such a connection begins with; a session begins with the preface of HTTP/2.
 pub(crate) const GREETING: &[u8] = b"fairway callbacks 1\n";
+/// What a connection begins with on which a client gets the small arrays that it reads.
+const READBACKS: &[u8] = b"fairway readbacks 1\n";
 /// Answers to the greeting.
 const WELCOME: u8 = 1;
 const NO_SUCH_KEY: u8 = 0;
@@ -44,7 +47,10 @@ pub(crate) async fn serve(connection: ProxyConnection, world: Arc<World>) {
     let identity = connection.connect_info();
     let (input, mut output) = tokio::io::split(connection);
     let mut input = BufReader::with_capacity(64 << 10, input);
-    let Ok(key) = greet(&mut input).await else { return };
+    let Ok((key, is_readbacks)) = greet(&mut input).await else { return };
+    if is_readbacks {
+        return serve_readbacks((identity, &key), (input, output), &world).await;
+    }
     let Some((client, number, calls)) = world.callbacks().open(&key) else {
         drop(output.write_all(&[NO_SUCH_KEY]).await);
         return;
@@ -59,12 +65,59 @@ pub(crate) async fn serve(connection: ProxyConnection, world: Arc<World>) {
     world.close_calls(client, number);
 }
 
-async fn greet(input: &mut (impl AsyncRead + Unpin)) -> io::Result<CallbackKey> {
+/// Reads the greeting; returns the key, and whether the connection is for small arrays.
+async fn greet(input: &mut (impl AsyncRead + Unpin)) -> io::Result<(CallbackKey, bool)> {
     let mut greeting = vec![0; GREETING.len()];
     input.read_exact(&mut greeting).await?;
     let mut key = [0; 32];
     input.read_exact(&mut key).await?;
-    if greeting == GREETING { Ok(key) } else { Err(io::ErrorKind::InvalidData.into()) }
+    match &greeting[..] {
+        GREETING => Ok((key, false)),
+        READBACKS => Ok((key, true)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Sends a client the small arrays that it reads, until its connection or session ends: of each the
+/// name, the code of an error or 0, and its length, as 32-bit little-endian integers, and its bytes,
+/// or the text of the error.
+async fn serve_readbacks(
+    (identity, key): (Arc<Identity>, &CallbackKey),
+    (mut input, mut output): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    world: &World,
+) {
+    let opened = world.callbacks().owner(key);
+    let opened = opened.and_then(|client| Some((client, world.readbacks().open(client)?)));
+    let Some((client, mut readbacks)) = opened else {
+        drop(output.write_all(&[NO_SUCH_KEY]).await);
+        return;
+    };
+    identity.establish();
+    let sending = async {
+        output.write_all(&[WELCOME]).await?;
+        while let Some(Readback { slot, read, value }) = readbacks.recv().await {
+            let (code, data) = match value {
+                Ok(data) => (0, data),
+                Err(error) => (error.code as u32, Bytes::from(error.message.into_bytes())),
+            };
+            let mut message = Vec::with_capacity(12 + data.len());
+            for part in [slot, code, data.len() as u32] {
+                message.extend_from_slice(&part.to_le_bytes());
+            }
+            message.extend_from_slice(&data);
+            output.write_all(&message).await?;
+            world.submit(Event::ReadFetched { client, read });
+        }
+        io::Result::Ok(())
+    };
+    let mut byte = [0];
+    tokio::select! {
+        _ = sending => {}
+        _ = input.read(&mut byte) => {} // it sends nothing more: its end is gone
+    }
+    while let Ok(Readback { read, .. }) = readbacks.try_recv() {
+        world.submit(Event::ReadFetched { client, read });
+    }
 }
 
 /// Sends a client its calls.

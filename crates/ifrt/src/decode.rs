@@ -22,12 +22,18 @@ pub(crate) const COMPLETE: u64 = DELETION + 1;
 /// Type of the custom-call programs that are Python functions.
 const COLOCATED_PYTHON: &str = "jax_colocated_python_v0.0.1";
 
+/// What the memory kind of a copy begins with that stands for a read.
+const READBACK: &str = "fairway_readback_";
+
 /// A decoded request, by who answers it.
 pub(crate) enum Asked {
     /// A request to the controller.
     Controller(Request),
     /// A read of an array, whose bytes are kept under this host-buffer handle.
     Read { request: Request, buffer: u64 },
+    /// A read of an array, whose bytes go to the client's stream for small arrays under this name.
+    /// It stands for a copy, whose results are never used.
+    Readback { request: Request, slot: u32, results: Vec<u64> },
     /// A request for the description of the devices.
     Init,
     /// The default device assignment of a program of this many replicas and partitions.
@@ -67,7 +73,7 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
         Proto::RemapArraysRequest(r) => remap(r)?,
         Proto::BitcastArraysRequest(r) => bitcast(r)?,
         Proto::ReshardArraysRequest(r) => reshard(r)?,
-        Proto::CopyArraysRequest(r) => copy(r),
+        Proto::CopyArraysRequest(r) => return Ok(readback(&r).unwrap_or_else(|| copy(r))),
         Proto::CheckValueReadyRequest(r) => Request::CheckReady { arrays: r.value_handles },
         Proto::DeleteArrayRequest(r) => Request::Delete { arrays: r.array_handle },
         Proto::IsArrayDeletedRequest(r) => Request::IsDeleted { array: r.array_handle },
@@ -156,14 +162,22 @@ fn reshard(r: p::ReshardArraysRequest) -> Result<Request> {
     })
 }
 
-fn copy(r: p::CopyArraysRequest) -> Request {
-    Request::Copy {
+/// Decodes a copy to a memory of a name that Fairway's plugin uses in place of a read.
+fn readback(r: &p::CopyArraysRequest) -> Option<Asked> {
+    let slot = r.memory_kind.as_ref()?.strip_prefix(READBACK)?.parse().ok()?;
+    let &[array] = &r.array_handles[..] else { return None };
+    let request = Request::Read { array, byte_strides: None };
+    Some(Asked::Readback { request, slot, results: r.result_handles.clone() })
+}
+
+fn copy(r: p::CopyArraysRequest) -> Asked {
+    Asked::Controller(Request::Copy {
         arrays: r.array_handles,
         results: r.result_handles,
         devices: (!r.device_ids.is_empty()).then(|| device_ids(&r.device_ids)),
         memory: r.memory_kind.map(|kind| (!kind.is_empty()).then(|| Arc::from(kind))),
         semantics: semantics(r.copy_semantics),
-    }
+    })
 }
 
 /// Returns the result handles that the client will use even if the request cannot be decoded.

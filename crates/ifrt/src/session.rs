@@ -13,7 +13,7 @@ use control::{Event, Reply, Request, RequestId, Share};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
 use prost::Message;
-use run::{CallbackKey, ClientOrigin, World};
+use run::{CallbackKey, ClientOrigin, Readback, World};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tonic::Streaming;
 
@@ -35,6 +35,9 @@ const REQUESTS: usize = 8192;
 /// Maximum number of bytes of such requests; a single request may be larger.
 const REQUESTS_BYTES: usize = 256 << 20;
 
+/// Most bytes of an array that is read on the stream for small arrays.
+const READBACK_BYTES: usize = 64 << 10;
+
 /// A request without a response.
 struct Open {
     op: u64,
@@ -42,6 +45,8 @@ struct Open {
     expected: Expected,
     /// Host-buffer handle under which the bytes of a read are kept.
     buffer: Option<u64>,
+    /// Name under which they go to the client's stream for small arrays.
+    slot: Option<u32>,
     /// Number of bytes that the request counts as.
     bytes: usize,
 }
@@ -194,6 +199,7 @@ impl Session {
             context: metadata.user_context_id,
             expected: request.request.as_ref().map_or(Expected::Immediate, Expected::of),
             buffer: None,
+            slot: None,
             bytes: limits::weight(
                 request.encoded_len(),
                 matches!(request.request, Some(Body::CompileRequest(_))),
@@ -211,6 +217,14 @@ impl Session {
             Ok(Asked::Controller(request)) => self.submit(id, open, request),
             Ok(Asked::Read { request, buffer }) => {
                 open.buffer = Some(buffer);
+                self.submit(id, open, request);
+            }
+            Ok(Asked::Readback { request, slot, results }) => {
+                open.slot = Some(slot);
+                // No request of the client has this number, so no response is sent.
+                let unused = Status::new(Code::InvalidArgument, "a read has no other results");
+                let (client, unused) = (self.client, errors(results, unused));
+                self.world.submit(Event::Request { client, id: id | 1 << 63, request: unused });
                 self.submit(id, open, request);
             }
             Ok(other) => {
@@ -287,7 +301,7 @@ impl Session {
                 })
             }
             Asked::Complete => Response::CheckFutureResponse(p::EmptyResponse {}),
-            Asked::Controller(_) | Asked::Read { .. } => {
+            Asked::Controller(_) | Asked::Read { .. } | Asked::Readback { .. } => {
                 unreachable!("these are submitted to the controller")
             }
         };
@@ -320,6 +334,29 @@ impl Session {
         }
     }
 
+    /// Sends the bytes of a read, or why there are none, on the stream for small arrays; returns
+    /// what the copy is answered with that stands for it.
+    fn read_back(
+        &self,
+        read: RequestId,
+        slot: u32,
+        result: Result<Answer, Status>,
+    ) -> Result<Answer, Status> {
+        let value = match result {
+            Ok(Answer::Reply(Reply::Data(data))) if data.len() <= READBACK_BYTES => Ok(data),
+            Ok(Answer::Reply(Reply::Data(_))) => {
+                Err(Status::new(Code::InvalidArgument, "the array is not small"))
+            }
+            Ok(_) => Err(Status::new(Code::Internal, "a read has no bytes")),
+            Err(error) => Err(error),
+        };
+        let readback = Readback { slot, read, value };
+        if self.world.readbacks().pass(self.client, readback).is_err() {
+            self.world.submit(Event::ReadFetched { client: self.client, read });
+        }
+        Ok(Answer::Reply(Reply::Done))
+    }
+
     fn respond(
         &self,
         id: RequestId,
@@ -331,6 +368,10 @@ impl Session {
         if open.context != 0 {
             books.ended.push(open.context);
         }
+        let result = match open.slot {
+            Some(slot) => self.read_back(id, slot, result),
+            None => result,
+        };
         let (body, status) = match result {
             Ok(Answer::Response(response)) => (Some(*response), None),
             Ok(Answer::Reply(Reply::Data(data))) => {

@@ -95,6 +95,13 @@ impl Callbacks {
         Some((*client, number, receiver))
     }
 
+    /// Returns the client that has a key.
+    pub fn owner(&self, key: &CallbackKey) -> Option<ClientId> {
+        let calls = self.0.lock();
+        let found = calls.clients.iter().find(|(_, found)| found.key.as_ref() == Some(key));
+        found.map(|(&client, _)| client)
+    }
+
     /// Passes a call to a client.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ use crate::channel::{CONTROLLER, DataPlane};
 use crate::commands::CommandQueue;
 use crate::queues::Queues;
 use crate::reachability::Reachability;
+use crate::readbacks::Readbacks;
 
 /// Uploads and replies below this size, in bytes, travel in commands and reports.
 pub const INLINE_BYTES: usize = 64 << 10;
@@ -89,6 +90,7 @@ pub struct World {
     stops: mpsc::UnboundedSender<ProcessAction>,
     reachability: Reachability,
     callbacks: Callbacks,
+    readbacks: Readbacks,
 }
 
 /// An action on host processes, for the launcher that started them.
@@ -141,6 +143,7 @@ impl World {
             stops,
             reachability: Reachability::default(),
             callbacks: Callbacks::default(),
+            readbacks: Readbacks::default(),
         };
         (Arc::new_cyclic(world), stopped)
     }
@@ -188,6 +191,7 @@ impl World {
         self.step(&mut state, Event::ClientLeft(client));
         drop(state);
         self.end_calls(self.callbacks.leave(client));
+        self.readbacks.leave(client);
         self.data.tidy();
     }
 
@@ -389,6 +393,11 @@ impl World {
     /// Returns the streams on which clients take the calls of hosts.
     pub fn callbacks(&self) -> &Callbacks {
         &self.callbacks
+    }
+
+    /// Returns the clients' streams for small arrays.
+    pub fn readbacks(&self) -> &Readbacks {
+        &self.readbacks
     }
 
     /// Takes the call of a host to a client's function; waits for operands that travel on the data
