@@ -170,6 +170,7 @@ bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/dispatch.py --ray-python $(PEERS)
 	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
 	$(PYTHON) benchmarks/chained.py
+	$(PYTHON) benchmarks/decode.py
 	$(PYTHON) benchmarks/training.py
 	$(PYTHON) benchmarks/remote.py
 	$(PYTHON) benchmarks/encryption.py

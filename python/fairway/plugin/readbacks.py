@@ -153,7 +153,21 @@ class _Connection:
     def take_slot(self) -> int | None:
         """Returns a slot for a read; None if all are taken, or nothing can be read here."""
         with self._changed:
-            return None if self._has_ended or not self._free else self._free.popleft()
+            if self._free or self._has_ended or self._is_received:
+                return self._free.popleft() if self._free and not self._has_ended else None
+            self._is_received = True
+        # Bytes of reads that were abandoned, for which nothing has waited.
+        part = None
+        try:
+            part = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except OSError:
+            part = b""
+        finally:
+            self._take(part)
+        with self._changed:
+            return self._free.popleft() if self._free and not self._has_ended else None
 
     def give_back(self, slot: int) -> None:
         """Frees a slot that was not used."""
