@@ -24,7 +24,7 @@ def model(seed: int) -> dict[str, Any]:
     """Returns the parameters of a small transformer."""
     random = np.random.default_rng(seed)
 
-    def matrix(*shape: int) -> np.ndarray[Any, Any]:
+    def matrix(*shape: int) -> Array:
         return (random.standard_normal(shape) / np.sqrt(shape[-2])).astype(np.float32)
 
     return {

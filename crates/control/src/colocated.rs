@@ -13,6 +13,8 @@ pub struct Colocated {
     pub inputs: Vec<ArraySpec>,
     /// Its results.
     pub outputs: Vec<ArraySpec>,
+    /// Whether its arguments may be of any element type, and not only of those of `inputs`.
+    pub takes_any_type: bool,
     /// The user that it runs as; `None` for the hosts' own.
     pub user: Option<u32>,
 }

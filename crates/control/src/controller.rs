@@ -45,6 +45,7 @@ mod partition;
 mod quota;
 mod renewal;
 mod requests;
+mod resharding;
 mod slices;
 mod ticks;
 

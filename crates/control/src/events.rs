@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::accounts::Share;
 use crate::colocated::Colocated;
+use crate::resharding::Resharding;
 
 /// A name that a client chose for an array or an upload; unique within the client.
 pub type Handle = u64;
@@ -290,6 +291,8 @@ pub enum Request {
         /// What it is called with, and by whom.
         function: Colocated,
     },
+    /// Prepare a resharding, which is then run like a program.
+    PrepareResharding(Resharding),
     /// Ask for the compiled metadata of a program.
     Metadata {
         /// The program.
@@ -364,6 +367,7 @@ impl Request {
             Self::Compile { .. }
                 | Self::CompileProgram { .. }
                 | Self::LoadColocated { .. }
+                | Self::PrepareResharding(_)
                 | Self::Metadata { .. }
                 | Self::CostAnalysis { .. }
                 | Self::FunctionMemory { .. }

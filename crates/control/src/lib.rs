@@ -37,6 +37,7 @@ mod pending;
 mod plans;
 mod programs;
 mod reshard;
+mod resharding;
 mod scheduler;
 mod segments;
 mod slices;
@@ -59,4 +60,5 @@ pub use events::{
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use plans::PlanOverview;
+pub use resharding::Resharding;
 pub use slices::{Slice, SliceRequest};

@@ -14,6 +14,7 @@ use topology::Cluster;
 use crate::events::{Handle, RequestId};
 use crate::objects::Buffer;
 use crate::reshard;
+use crate::resharding::Resharding;
 use crate::sources::{CompileSource, SourceKind};
 use crate::submissions::Member;
 use protocol::{Compiled, CostAnalysis, HostCollective, OutputSpec};
@@ -35,6 +36,8 @@ pub(crate) enum ExecutableForm {
     Dataflow(Arc<Dataflow>),
     /// As a Python function of its client, in a process beside each host.
     Colocated(Arc<Colocated>),
+    /// As transfers.
+    Resharding(Arc<Resharding>),
 }
 
 /// A program lowered to physical devices.
@@ -210,7 +213,9 @@ impl Executable {
         let dataflow = match &self.form {
             ExecutableForm::Dataflow(dataflow) => dataflow,
             // These communicate only, or compute what no compiler sees.
-            ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
+            ExecutableForm::Exchange(_)
+            | ExecutableForm::Colocated(_)
+            | ExecutableForm::Resharding(_) => {
                 return Ok(CostAnalysis::new());
             }
             ExecutableForm::Gang => {
@@ -294,10 +299,14 @@ impl Executable {
                 &dataflow.inputs[index].sharding.devices
             }
             ExecutableForm::Colocated(function) => {
-                let wanted = &function.inputs[index];
-                check_input(&self.compiled.name, index, buffer, wanted)?;
-                &wanted.sharding.devices
+                let mut wanted = function.inputs[index].clone();
+                if function.takes_any_type {
+                    wanted.dtype = buffer.spec.dtype;
+                }
+                check_input(&self.compiled.name, index, buffer, &wanted)?;
+                &function.inputs[index].sharding.devices
             }
+            ExecutableForm::Resharding(_) => return Ok(()),
         };
         if Arc::ptr_eq(devices, wanted) || devices[..] == wanted[..] {
             return Ok(());

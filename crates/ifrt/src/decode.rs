@@ -7,6 +7,7 @@ use control::{Colocated, CopySemantics, PutShard, RANK_LIMIT, Request, ShardSour
 use ir::{ArraySpec, DType};
 
 use crate::limits;
+use crate::plugin;
 use crate::proto as p;
 use crate::proto::ifrt_request::Request as Proto;
 use crate::sharding::{dims, dtype, invalid, message, sharding, spec};
@@ -364,6 +365,7 @@ fn compile(r: p::CompileRequest) -> Result<Request> {
         "xla::ifrt::XlaProgram" => compile_function(program.data.to_vec(), &options.data),
         "xla::ifrt::IfrtIRProgram" => compile_program(&program.data, &options.data),
         "xla::ifrt::CustomCallProgram" => load_colocated(&program.data),
+        "xla::ifrt::PluginProgram" => plugin::request(&program.data),
         other => Err(Status::new(
             Code::Unimplemented,
             format!("programs of type {other} are unknown here; use jax.jit or mpmd.jit"),
@@ -422,6 +424,7 @@ fn load_colocated(program: &[u8]) -> Result<Request> {
         name: program.name,
         inputs: specs(&program.input_specs)?,
         outputs: specs(&program.output_specs)?,
+        takes_any_type: false,
         user: None,
     };
     let devices = device_ids(devices);

@@ -278,9 +278,13 @@ fn metadata(compiled: &Compiled, outputs: &[ArraySpec]) -> p::LoadedExecutableMe
         parameter_layouts: Some(m::ParameterLayouts::ParameterLayoutsList(layouts(
             &compiled.parameter_layouts,
         ))),
-        output_layouts: Some(m::OutputLayouts::OutputLayoutsList(layouts(
-            &compiled.output_layouts,
-        ))),
+        output_layouts: Some(if compiled.output_layouts.len() == compiled.outputs.len() {
+            m::OutputLayouts::OutputLayoutsList(layouts(&compiled.output_layouts))
+        } else {
+            // A resharding is of arrays of any rank.
+            let unknown = Status::new(base::Code::Unimplemented, "the layouts are not known");
+            m::OutputLayouts::OutputLayoutsError(status(&unknown))
+        }),
         donated_input_indices_oneof: Some(m::DonatedInputIndicesOneof::DonatedInputIndices(
             m::DonatedInputIndices { donated_input_indices: compiled.donated.clone() },
         )),

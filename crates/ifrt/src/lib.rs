@@ -14,6 +14,7 @@ mod encode;
 mod fuzz;
 mod limits;
 mod listener;
+mod plugin;
 mod presentation;
 #[allow(missing_docs)]
 mod proto;

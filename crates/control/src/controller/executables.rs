@@ -183,6 +183,12 @@ impl Controller {
     /// Submits one run to the scheduler and creates its results; if the run is rejected, they are
     /// poisoned.
     pub(super) fn execute(&mut self, client: ClientId, run: &Run) -> Outcome {
+        if let Ok(found) = self.clients[&client].executable(run.executable).cloned()
+            && let ExecutableForm::Resharding(resharding) = &found.form
+        {
+            let executed = self.run_resharding(client, run, (&found, resharding));
+            return executed.inspect_err(|error| self.poison_results(client, run, error));
+        }
         let executed = self.try_execute(client, run);
         if let Err(error) = &executed {
             self.poison_results(client, run, error);
@@ -224,6 +230,7 @@ impl Controller {
             ExecutableForm::Dataflow(dataflow) => {
                 self.run_program(client, &executable, dataflow, &args, first_result, completion);
             }
+            ExecutableForm::Resharding(_) => unreachable!("it was run above"),
         }
 
         let outputs = self.name_results(client, &executable, run, first_result);
@@ -371,8 +378,8 @@ impl Controller {
     /// After a run was rejected, poisons its results with the error.
     pub(super) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
         let specs = match self.clients[&client].executable(run.executable) {
-            Ok(executable) => executable.output_specs.clone(),
-            Err(_) => vec![self.completion_spec.clone(); run.results.len()],
+            Ok(found) if !found.output_specs.is_empty() => found.output_specs.clone(),
+            _ => vec![self.completion_spec.clone(); run.results.len()],
         };
         self.poison(client, &run.results, specs, error);
         if let Some(name) = run.status.filter(|&name| name != 0) {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use base::{ClientId, Status};
+use base::{ClientId, ExecutableId, Status};
 
 use super::{Controller, Outcome};
 use crate::clients::Renewal;
@@ -51,6 +51,10 @@ impl Controller {
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
                 let partitioned = dataflow.partitioned.clone();
                 self.assemble_functions(client, purpose, texts, partitioned, codes);
+            }
+            ExecutableForm::Resharding(resharding) => {
+                let id = ExecutableId(self.next_id());
+                self.compiled(client, purpose, Ok(resharding.clone().executable(id)));
             }
             ExecutableForm::Gang | ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
                 let source = program.source.clone().expect("only whole programs have none");

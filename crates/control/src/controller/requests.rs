@@ -60,6 +60,9 @@ impl Controller {
             Request::LoadColocated { program, devices, function } => {
                 self.load(client, id, CompileSource::colocated(function, program, devices))
             }
+            Request::PrepareResharding(resharding) => {
+                self.prepare_resharding(client, id, resharding)
+            }
             Request::CompileProgram { program, options, devices } => {
                 self.compile_program(client, id, program, Reading { options, devices })
             }

@@ -231,7 +231,7 @@ impl DeviceMemory {
                 let steps = dataflow.lowered.steps.iter();
                 steps.map(|(&host, steps)| (host, self.of_run(host, dataflow, steps))).collect()
             }
-            ExecutableForm::Gang | ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
+            _ => {
                 let hosts = executable.hosts.iter();
                 hosts.map(|&host| (host, self.of_launch(host, executable))).collect()
             }

@@ -43,6 +43,10 @@ class Devices:
         self._by_number = dict(zip([*own, *others], found, strict=True))
         self._numbers = {device: number for number, device in self._by_number.items()}
 
+    def by_number(self, number: int) -> Any:
+        """Returns the device of a number of the cluster's."""
+        return self._by_number[number]
+
     def answer_to_numbers(self) -> None:
         """Lets pickled meshes and shardings name devices by the cluster's numbers."""
         replaced: Any = serialization

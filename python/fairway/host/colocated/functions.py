@@ -14,6 +14,7 @@ from jax.experimental.colocated_python import serialization
 
 from fairway.host.colocated.devices import Devices
 from fairway.host.colocated.line import ShardHeader
+from fairway.host.colocated.persistence import PREFIX, persistence_of
 from fairway.host.colocated.shipped import ShippedModules
 from fairway.host.elements import bytes_of, dtype_of, elements_in, name_of
 
@@ -63,6 +64,14 @@ class Functions:
         Raises:
             Exception: any of its modules, or of unpickling it.
         """
+        if program.startswith(PREFIX):
+            request = persistence_of(program[len(PREFIX) :], self._devices)
+            tree = jax.tree.structure((tuple(request.arguments), {}))
+            results = jax.tree.structure(request.results), request.results
+            self._functions[executable] = _Function(
+                request.call, (tree, request.arguments), results, True
+            )
+            return
         pickled, has_x64 = self._modules.take(program)
         with jax.enable_x64(has_x64 is not False):
             function, in_tree, in_leaves, out_tree, out_leaves, _ = serialization._deserialize(
