@@ -84,7 +84,7 @@ class Decoder:
         return tokens / (time.perf_counter() - begun)
 
     def reads(self, count: int) -> list[float]:
-        """Returns how long it takes to read each of so many scalars that are computed, in ms."""
+        """Returns how long it takes to read each of ``count`` computed scalars, in ms."""
         add = jax.jit(lambda x: x + 1)
         arrays = [add(jax.device_put(np.float32(index), self._device)) for index in range(count)]
         wait: Any = jax.block_until_ready

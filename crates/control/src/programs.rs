@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{
     BufferId, Bytes, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
 };
-use ir::{ArraySpec, CollectiveOp, Operation, Partition, Program, Sharding, Work};
+use ir::{ArraySpec, CollectiveOp, DType, Dims, Operation, Partition, Program, Sharding, Work};
 use protocol::Command;
 use smallvec::SmallVec;
 use topology::Cluster;
@@ -17,7 +17,7 @@ use crate::reshard;
 use crate::resharding::Resharding;
 use crate::sources::{CompileSource, SourceKind};
 use crate::submissions::Member;
-use protocol::{Compiled, CostAnalysis, HostCollective, OutputSpec};
+use protocol::{Compiled, CompiledSharding, CostAnalysis, HostCollective, OutputSpec};
 
 use crate::colocated::Colocated;
 
@@ -144,6 +144,41 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
+    /// Returns a resharding as an executable, which no host has to load.
+    pub fn resharding(resharding: Arc<Resharding>, id: ExecutableId) -> Self {
+        // What else is known of a result is that of its argument.
+        let output = |sharding: &Sharding| OutputSpec {
+            dtype: DType::Token,
+            dims: Dims::new(),
+            cut: CompiledSharding {
+                partition: sharding.partition.clone(),
+                encoded: bytes::Bytes::new(),
+            },
+            memory: sharding.memory.clone(),
+        };
+        let compiled = Compiled {
+            name: "reshard".to_owned(),
+            outputs: resharding.outputs.iter().map(output).collect(),
+            parameter_count: resharding.outputs.len() as u32,
+            ..Compiled::default()
+        };
+        let devices =
+            resharding.outputs.first().map_or_else(Arc::default, |first| first.devices.clone());
+        Self {
+            id,
+            form: ExecutableForm::Resharding(resharding),
+            source: None,
+            islands: Vec::new(),
+            devices,
+            hosts: Arc::default(),
+            host_devices: Arc::default(),
+            compiled: Arc::new(compiled),
+            outputs: Arc::default(),
+            output_specs: Vec::new(),
+            output_hosts: Vec::new(),
+        }
+    }
+
     /// Returns the indices of arguments that a run donates: those the program may overwrite, except
     /// the ones to keep.
     pub fn donated<'a>(&'a self, keep: &'a [u32]) -> impl Iterator<Item = u32> + Clone + 'a {

@@ -456,6 +456,11 @@ impl Controller {
         Ok(None)
     }
 
+    /// Replies with whether a program is unloaded.
+    pub(super) fn is_unloaded(&self, client: ClientId, handle: Handle) -> Outcome {
+        Ok(Some(Reply::Deleted(self.clients[&client].executable(handle).is_err())))
+    }
+
     /// Removes a client's handle of a program and unloads the program.
     pub(super) fn destruct_executable(&mut self, client: ClientId, handle: Handle) -> Outcome {
         let state = self.client(client);

@@ -54,7 +54,8 @@ impl Controller {
             }
             ExecutableForm::Resharding(resharding) => {
                 let id = ExecutableId(self.next_id());
-                self.compiled(client, purpose, Ok(resharding.clone().executable(id)));
+                let made = Executable::resharding(resharding.clone(), id);
+                self.compiled(client, purpose, Ok(made));
             }
             ExecutableForm::Gang | ExecutableForm::Exchange(_) | ExecutableForm::Colocated(_) => {
                 let source = program.source.clone().expect("only whole programs have none");

@@ -60,9 +60,7 @@ impl Controller {
             Request::LoadColocated { program, devices, function } => {
                 self.load(client, id, CompileSource::colocated(function, program, devices))
             }
-            Request::PrepareResharding(resharding) => {
-                self.prepare_resharding(client, id, resharding)
-            }
+            Request::PrepareResharding(wanted) => self.prepare_resharding(client, id, wanted),
             Request::CompileProgram { program, options, devices } => {
                 self.compile_program(client, id, program, Reading { options, devices })
             }
@@ -72,9 +70,7 @@ impl Controller {
             Request::FunctionCosts { executable } => self.function_costs(client, executable),
             Request::ProgramText { executable } => self.program_text(client, id, executable),
             Request::Completion { status } => self.completion(client, id, status),
-            Request::ExecutableIsDeleted { executable } => {
-                Ok(Some(Reply::Deleted(self.clients[&client].executable(executable).is_err())))
-            }
+            Request::ExecutableIsDeleted { executable } => self.is_unloaded(client, executable),
             Request::DeleteExecutable { executable }
             | Request::DestructExecutable { executable } => {
                 self.destruct_executable(client, executable)

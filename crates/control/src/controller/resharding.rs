@@ -22,8 +22,8 @@ impl Controller {
         for output in &resharding.outputs {
             self.check_devices(&output.devices)?;
         }
-        let id = ExecutableId(self.next_id());
-        self.name_executable(client, request, Arc::new(resharding).executable(id));
+        let made = Executable::resharding(Arc::new(resharding), ExecutableId(self.next_id()));
+        self.name_executable(client, request, made);
         Ok(None)
     }
 
