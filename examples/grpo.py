@@ -224,7 +224,7 @@ def main(settings: argparse.Namespace) -> None:
         prompts = draw_prompts(settings.prompts, settings.seed, 0, number)
         tokens = np.concatenate([prompts, solve(prompts)], axis=1)
         state, loss = supervise(state, jax.device_put(tokens, trainer.sharded))
-    if settings.warmup:
+    if settings.warmup > 0:
         print(f"warm-up: {settings.warmup} supervised steps, loss {float(loss):.4f}")
 
     generate = build_sampler(settings.group, settings.seed, sampler.sharded)
