@@ -162,14 +162,12 @@ impl Executable {
             parameter_count: resharding.outputs.len() as u32,
             ..Compiled::default()
         };
-        let devices =
-            resharding.outputs.first().map_or_else(Arc::default, |first| first.devices.clone());
         Self {
             id,
+            devices: resharding.devices.clone(),
             form: ExecutableForm::Resharding(resharding),
             source: None,
             islands: Vec::new(),
-            devices,
             hosts: Arc::default(),
             host_devices: Arc::default(),
             compiled: Arc::new(compiled),

@@ -76,8 +76,15 @@ fn resharding(body: &Value) -> Result<Request> {
         sharding.memory = memory.map(Into::into);
         Ok(sharding)
     };
-    let outputs = outputs.into_iter().map(sharding).collect::<Result<_>>()?;
-    Ok(Request::PrepareResharding(Resharding { outputs, donates }))
+    let outputs: Vec<Sharding> = outputs.into_iter().map(sharding).collect::<Result<_>>()?;
+    // The client gives as many shards of each argument as there are devices.
+    let inputs = each(body, "inSharding")?;
+    let devices = match inputs.first() {
+        Some(first) => integers(field(first, "devices")?, "device_ids")?,
+        None => return Err(invalid("Bad PluginProgram: it names no array")),
+    };
+    let devices = devices.into_iter().map(|id| DeviceId(id as u32)).collect();
+    Ok(Request::PrepareResharding(Resharding { devices, outputs, donates }))
 }
 
 fn persistence(text: &[u8], requests: &[&Value], writes: bool) -> Result<Request> {

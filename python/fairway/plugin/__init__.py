@@ -80,7 +80,7 @@ def _connect() -> object:
     from jaxlib.version import __version__ as jaxlib_version
 
     # They import numpy, whose threads must not exist before the command line has blocked signals.
-    from . import callbacks, local, mends, modules, readbacks
+    from . import callbacks, local, mends, modules, readbacks, reshards
 
     if "proxy" not in _platforms():
         raise RuntimeError("JAX_PLATFORMS does not name 'proxy'")
@@ -126,6 +126,7 @@ def _connect() -> object:
     modules.send_modules()
     local.answer_for_devices(client)
     local.exchange_copies(client)
+    reshards.reshard_on_hosts(client)
     readbacks.read_small_arrays(readbacks.Readbacks(client, target, calls.key))
     local.refuse_reads_in_callbacks(client)
     os.register_at_fork(after_in_child=connection.refuse_after_fork)

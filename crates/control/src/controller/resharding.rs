@@ -19,6 +19,7 @@ impl Controller {
         request: RequestId,
         resharding: Resharding,
     ) -> Outcome {
+        self.check_devices(&resharding.devices)?;
         for output in &resharding.outputs {
             self.check_devices(&output.devices)?;
         }
