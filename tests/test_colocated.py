@@ -193,6 +193,65 @@ def test_a_process_that_ends_is_started_again(do: Callable[[str], None]) -> None
     """)
 
 
+def test_code_that_breaks_its_process_fails_alone(do: Callable[[str], None]) -> None:
+    """Whatever it does, its call fails and the next one succeeds."""
+    do("""
+        import ctypes, glob, socket, struct
+
+        class Unprintable(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        def fork(x):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os._exit(5)
+
+        def forge(x):
+            mine = [fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")]
+            for fd in mine:
+                try:
+                    line = socket.socket(fileno=os.dup(fd))
+                    import msgspec
+                    outcome = {"type": "Outcome", "call": 3, "error": None, "results": []}
+                    header = msgspec.msgpack.encode([outcome, [2**30, -(2**30)]])
+                    line.sendall(struct.pack("<I", len(header)) + header)
+                except OSError:
+                    continue
+            time.sleep(30)
+            return x
+
+        def crash(x):
+            ctypes.string_at(0)
+
+        def fail(error):
+            def raises(x):
+                raise error
+            return raises
+
+        found = {
+            "unprintable": (fail(Unprintable()), "Unprintable"),
+            "surrogate": (fail(ValueError("\\ud800")), "ValueError"),
+            "long": (fail(ValueError("x" * 10_000_000)), "(10000000 characters)"),
+            "fork": (fork, "with status 5"),
+            "closed": (lambda x: (os.closerange(3, 4096), x)[1], "ended"),
+            "forged": (forge, "no outcome"),
+            "crash": (crash, "by signal 11"),
+            "exit": (lambda x: sys.exit(4), "SystemExit"),
+        }
+        def good(x):
+            return x + 1
+        good = colocated.colocated_python(good).specialize(out_specs_fn=lambda x: x)
+        one = on(devices[0], np.int32(1))
+        for name, (function, text) in found.items():
+            bad = colocated.colocated_python(function).specialize(out_specs_fn=lambda x: x)
+            error = raised(lambda: bad(one))
+            assert text in error and len(error) < 100_000, (name, error[:2000])
+            assert int(good(one)) == 2, name
+    """)
+
+
 def test_strings_are_put_moved_and_read(do: Callable[[str], None]) -> None:
     do("""
         texts = np.array([["ab", "", "ü" * 300, "d"]] * 2, dtype=np.dtypes.StringDType())
@@ -314,3 +373,30 @@ slow(x)
     while Path(f"/proc/{number}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{number}").exists()
+
+
+def test_what_a_client_has_queued_does_not_run_after_it(run: Run, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    code = (
+        WAITS.format(seconds=0)
+        + f"""
+import os, signal
+
+def leave_a_mark(x):
+    import time
+    with open({str(began)!r}, "a") as file:
+        print(os.getpid(), file=file)
+    time.sleep(3)
+    return x
+leave_a_mark = colocated.colocated_python(leave_a_mark).specialize(out_specs_fn=lambda x: x)
+for _ in range(4):
+    leave_a_mark(x)
+while not os.path.exists({str(began)!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    client(run, code)
+    time.sleep(4)
+    [only] = began.read_text().split()
+    assert not Path(f"/proc/{only}").exists()

@@ -23,7 +23,7 @@ connections = []
 take = readbacks._Connection._take
 
 def counted(self, part):
-    connections.append((self, len(part or b"")))
+    connections.append((self, len(part)))
     return take(self, part)
 
 readbacks._Connection._take = counted
@@ -128,6 +128,37 @@ def test_reads_that_are_dropped_leave_room_for_others(do: Callable[[str], None])
         assert [int(value) for value in jax.device_get(many)] == list(range(200))
         _, is_read_back = received(lambda: int(jax.device_put(np.int32(5), devices[0])))
         assert is_read_back
+    """)
+
+
+def test_an_exception_of_a_signal_handler_changes_no_later_value(do: Callable[[str], None]) -> None:
+    """Wherever it comes: while a read is asked for, while it waits, or as its bytes arrive."""
+    do("""
+        import itertools, signal
+
+        class Late(Exception):
+            pass
+
+        def late(*_):
+            raise Late
+
+        signal.signal(signal.SIGALRM, late)
+        add = jax.jit(lambda a: a + 1)
+        interrupted = 0
+        for number in range(400):
+            value = add(jax.device_put(np.int32(number), devices[number % 4]))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 * (number % 50) + 1e-5)
+                assert int(value) == number + 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Late:
+                interrupted += 1
+            assert int(value) == number + 1
+        assert interrupted > 20, interrupted
+        time.sleep(1.2)
+        int(add(1))
+        _, is_read_back = received(lambda: int(jax.device_put(np.int32(5), devices[0])))
+        assert is_read_back, "there is a connection again"
     """)
 
 

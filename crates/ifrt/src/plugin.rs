@@ -4,6 +4,8 @@
 //! of them, move arrays between devices and files; hosts do that in a process of their client's, like
 //! the client's own Python functions. `profileRequest` is not known.
 
+use std::sync::Arc;
+
 use base::{Code, DeviceId, Status};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -83,7 +85,7 @@ fn resharding(body: &Value) -> Result<Request> {
         Some(first) => integers(field(first, "devices")?, "device_ids")?,
         None => return Err(invalid("Bad PluginProgram: it names no array")),
     };
-    let devices = devices.into_iter().map(|id| DeviceId(id as u32)).collect();
+    let devices = numbers(&devices);
     Ok(Request::PrepareResharding(Resharding { devices, outputs, donates }))
 }
 
@@ -130,8 +132,13 @@ fn rank_of(op: &p::OpSharding) -> usize {
 
 fn sharding(op: &p::OpSharding, rank: usize, devices: &[i64]) -> Result<Sharding> {
     let partition = partition(op, rank, devices.len())?;
-    let devices = devices.iter().map(|&id| DeviceId(id as u32)).collect();
+    let devices = numbers(devices);
     Ok(Sharding { devices, memory: None, partition })
+}
+
+/// Converts device numbers; one out of range becomes one that does not exist.
+fn numbers(ids: &[i64]) -> Arc<[DeviceId]> {
+    ids.iter().map(|&id| DeviceId(u32::try_from(id).unwrap_or(u32::MAX))).collect()
 }
 
 /// Returns the element type of XLA's name of it, such as `F32`.

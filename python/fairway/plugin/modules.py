@@ -9,6 +9,7 @@ import pickletools
 import site
 import sys
 import sysconfig
+import tokenize
 import types
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,11 @@ def _own_modules() -> dict[str, tuple[bool, str]]:
     """Returns the sources of the client's modules, and whether each is a package."""
     found: dict[str, tuple[bool, str]] = {}
     for name, module in _own().items():
-        source = Path(str(module.__file__)).read_text()
-        found[name] = (hasattr(module, "__path__"), source)
+        try:
+            with tokenize.open(str(module.__file__)) as file:
+                found[name] = (hasattr(module, "__path__"), file.read())
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue  # hosts may have it
     # Of packages without an __init__.py only their modules have sources.
     for name in list(found):
         parent = name.rpartition(".")[0]

@@ -7,9 +7,11 @@ under which name the bytes are to be sent; they come on a connection beside the 
 """
 
 import collections
+import itertools
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +31,25 @@ SLOTS = 64
 PLACES_MAX = 4096
 """Most places of arrays that are remembered."""
 
+RECONNECT_S = 1.0
+"""Time after the end of a connection before another one is opened."""
+
 Array = Any
+
+
+class _Request:
+    """An array that was asked for.
+
+    Attributes:
+        is_over: whether its bytes have come, or it has failed.
+        data: its bytes; None if it has failed.
+    """
+
+    __slots__ = ("data", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.data: bytes | None = None
 
 
 class Readbacks:
@@ -47,53 +67,46 @@ class Readbacks:
         self._key = key
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
+        self._numbers = itertools.count()
         self._places: dict[tuple[int, Any], Any] = {}
-        self._early: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._early: dict[int, tuple[weakref.ref[Any], tuple[_Connection, _Request]]] = {}
 
     def begin(self, array: Array) -> bool:
         """Asks for an array that will be read later; returns whether it is small."""
         number = id(array)
         if number in self._early:
             return True
-        if (slot := self._ask(array)) is None:
+        if (asked := self._ask(array)) is None:
             return False
-
-        def forget(_: object) -> None:
-            del self._early[number]
-            self._connected().abandon(slot)
-
-        self._early[number] = weakref.ref(array, forget), slot
+        self._early[number] = weakref.ref(array, lambda _: self._early.pop(number, None)), asked
         return True
 
     def read(self, array: Array) -> np.ndarray[Any, Any] | None:
         """Returns the elements of a small array; None of any that has to be read otherwise."""
-        _, slot = self._early.pop(id(array), (None, None))
-        if slot is None and (slot := self._ask(array)) is None:
+        _, asked = self._early.pop(id(array), (None, None))
+        if asked is None and (asked := self._ask(array)) is None:
             return None
-        data = self._connected().wait(slot)
+        connection, request = asked
+        data = connection.wait(request)
         if data is None:
             return None
         elements = np.frombuffer(data, array.dtype)
         return elements.reshape(array.shape)
 
-    def _ask(self, array: Array) -> int | None:
-        """Asks for an array; returns the slot, or None if it has to be read otherwise."""
+    def _ask(self, array: Array) -> "tuple[_Connection, _Request] | None":
+        """Asks for an array; None if it has to be read otherwise."""
         if not self._is_small(array):
             return None
-        connection = self._connected()
-        if (slot := connection.take_slot()) is None:
+        connection, request = self._connected(), _Request()
+        if (name := connection.add(request)) is None:
             return None
         from jaxlib import _jax
 
-        try:
-            devices = array.sharding._internal_device_list
-            place = self._place(slot, devices)
-            copy = _jax.ArrayCopySemantics.ALWAYS_COPY
-            _jax.batched_copy_array_to_devices_with_sharding([array], [devices], [place], [copy])
-        except Exception:  # it says why where it is read otherwise
-            connection.give_back(slot)
-            return None
-        return slot
+        devices = array.sharding._internal_device_list
+        place = self._place(name, devices)
+        copy = _jax.ArrayCopySemantics.ALWAYS_COPY
+        _jax.batched_copy_array_to_devices_with_sharding([array], [devices], [place], [copy])
+        return connection, request
 
     def _is_small(self, array: Array) -> bool:
         dtype = array.dtype
@@ -103,18 +116,19 @@ class Readbacks:
             return False
         return array.sharding._internal_device_list[0].client is self._client
 
-    def _place(self, slot: int, devices: Any) -> Any:
-        place = self._places.get((slot, devices))
+    def _place(self, name: int, devices: Any) -> Any:
+        place = self._places.get((name, devices))
         if place is None:
             if len(self._places) >= PLACES_MAX:
                 self._places.clear()
-            place = self._places[slot, devices] = _place_of(f"{MEMORY}{slot}", devices)
+            place = self._places[name, devices] = _place_of(f"{MEMORY}{name}", devices)
         return place
 
     def _connected(self) -> "_Connection":
         with self._lock:
-            if self._connection is None:
-                self._connection = _Connection(self._target, self._key)
+            if self._connection is None or self._connection.is_long_over():
+                number = next(self._numbers)
+                self._connection = _Connection(self._target, self._key, number)
             return self._connection
 
 
@@ -130,101 +144,103 @@ def _place_of(memory: str, devices: Any) -> Any:
 class _Connection:
     """The connection, from which whichever thread waits receives for all.
 
-    So a thread that reads alone is woken by its bytes, and not by another thread.
+    So a thread that reads alone is woken by its bytes, and not by another thread. A slot is free
+    again when its bytes have come, whether or not its request is still waited for. An exception
+    of a signal handler may come at any point: where bytes may be lost by it, the connection ends,
+    and reads go the other way until there is a new one.
+
+    Args:
+        target: the controller, as ``grpc://HOST:PORT``.
+        key: proves that the connection is this client's.
+        number: number of the connection; the names of its slots are its own.
     """
 
-    def __init__(self, target: str, key: bytes) -> None:
+    def __init__(self, target: str, key: bytes, number: int) -> None:
         self._changed = threading.Condition()
-        self._free = collections.deque(range(SLOTS))
-        self._values: dict[int, bytes | None] = {}
-        self._abandoned: set[int] = set()
+        self._free = collections.deque(range(number * SLOTS, (number + 1) * SLOTS))
+        self._open: dict[int, _Request] = {}
         self._is_received = False
         self._received = bytearray()
-        self._has_ended = False
+        self._ended_s: float | None = None
+        self._socket = socket.socket()
         try:
             self._socket = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.sendall(GREETING + key)
-            self._has_ended = self._socket.recv(1) != b"\1"  # an older controller
+            if self._socket.recv(1) != b"\1":  # an older controller, or the last one is still open
+                self._end()
             self._socket.settimeout(None)
         except OSError:
-            self._has_ended = True
+            self._end()
 
-    def take_slot(self) -> int | None:
-        """Returns a slot for a read; None if all are taken, or nothing can be read here."""
+    def is_long_over(self) -> bool:
+        """Returns whether it is time for another connection."""
+        return self._ended_s is not None and time.monotonic() > self._ended_s + RECONNECT_S
+
+    def add(self, request: _Request) -> int | None:
+        """Returns the name of a slot for a request; None if nothing can be read here now."""
         with self._changed:
-            if self._free or self._has_ended or self._is_received:
-                return self._free.popleft() if self._free and not self._has_ended else None
-            self._is_received = True
-        # Bytes of reads that were abandoned, for which nothing has waited.
-        part = None
+            if self._ended_s is not None:
+                return None
+            if not self._free and not self._is_received:
+                self._receive(socket.MSG_DONTWAIT)  # bytes that nothing has waited for
+            if not self._free:
+                return None
+            name = self._free.popleft()
+            self._open[name] = request
+            return name
+
+    def wait(self, request: _Request) -> bytes | None:
+        """Returns the bytes of a request; None if it has failed."""
+        while True:
+            with self._changed:
+                if request.is_over or self._ended_s is not None:
+                    return request.data
+                if self._is_received:
+                    self._changed.wait()
+                    continue
+                self._is_received = True
+            self._receive(0)
+
+    def _receive(self, flags: int) -> None:
+        """Receives bytes, and completes the requests whose bytes are there."""
         try:
-            part = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            pass
-        except OSError:
-            part = b""
+            try:
+                part = self._socket.recv(1 << 16, flags)
+            except BlockingIOError:
+                return
+            with self._changed:
+                self._is_received = False
+                self._take(part)
+        except BaseException as error:
+            self._end()
+            if not isinstance(error, OSError):
+                raise
         finally:
-            self._take(part)
-        with self._changed:
-            return self._free.popleft() if self._free and not self._has_ended else None
+            with self._changed:
+                self._is_received = False
+                self._changed.notify_all()
 
-    def give_back(self, slot: int) -> None:
-        """Frees a slot that was not used."""
-        with self._changed:
-            self._free.append(slot)
+    def _take(self, part: bytes) -> None:
+        if not part:
+            raise ConnectionError
+        self._received += part
+        received = self._received
+        while len(received) >= READBACK.size:
+            name, code, length = READBACK.unpack_from(received)
+            end = READBACK.size + length
+            if len(received) < end:
+                return
+            if (request := self._open.pop(name, None)) is not None:
+                request.data = None if code else bytes(received[READBACK.size : end])
+                request.is_over = True
+                self._free.append(name)
+            del received[:end]
 
-    def abandon(self, slot: int) -> None:
-        """Frees a slot once its bytes have come, for which nothing waits."""
+    def _end(self) -> None:
         with self._changed:
-            if slot in self._values:
-                del self._values[slot]
-                self._free.append(slot)
-            else:
-                self._abandoned.add(slot)
-
-    def wait(self, slot: int) -> bytes | None:
-        """Returns the bytes of a read; None if it has failed."""
-        try:
-            while True:
-                with self._changed:
-                    if slot in self._values or self._has_ended:
-                        self._free.append(slot)
-                        return self._values.pop(slot, None)
-                    if self._is_received:
-                        self._changed.wait()
-                        continue
-                    self._is_received = True
-                part = None
-                try:
-                    part = self._socket.recv(1 << 16)
-                except OSError:
-                    part = b""
-                finally:
-                    self._take(part)
-        except BaseException:  # Ctrl-C
-            self.abandon(slot)
-            raise
-
-    def _take(self, part: bytes | None) -> None:
-        """Adds received bytes, if there are any; completes the reads whose bytes are there."""
-        with self._changed:
-            self._is_received = False
-            self._has_ended |= part == b""
-            self._received += part or b""
-            received = self._received
-            while len(received) >= READBACK.size:
-                slot, code, length = READBACK.unpack_from(received)
-                end = READBACK.size + length
-                if len(received) < end:
-                    break
-                value = None if code else bytes(received[READBACK.size : end])
-                del received[:end]
-                if slot in self._abandoned:
-                    self._abandoned.discard(slot)
-                    self._free.append(slot)
-                else:
-                    self._values[slot] = value
+            self._ended_s = time.monotonic()
+            self._socket.close()
             self._changed.notify_all()
 
 

@@ -73,8 +73,8 @@ class _Worker:
             outcome, data = self._outcomes.get()
             try:
                 self._line.send(outcome, data)
-            except OSError:
-                return  # the host is gone, and so ends this process
+            except BaseException:  # the host is gone, or a function has closed the connection
+                os._exit(1)
 
 
 def _become(user: int) -> None:
@@ -94,7 +94,9 @@ def main() -> NoReturn:
     """Serves the host at the other end of a socket, whose descriptor is the argument."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    line = Line(socket.socket(fileno=descriptor))
     received = line.receive()
     if received is None or not isinstance(received[0], Setup):
         os._exit(1)

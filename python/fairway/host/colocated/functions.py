@@ -20,6 +20,8 @@ from fairway.host.elements import bytes_of, dtype_of, elements_in, name_of
 
 __all__ = ["Functions", "NotAsSpecifiedError", "described"]
 
+MESSAGE_CHARACTERS = 20_000
+"""Most characters of an error's own text that are reported."""
 TRACEBACK_CHARACTERS = 8000
 """Most characters of a traceback that are reported; its end is kept."""
 
@@ -175,7 +177,14 @@ def described(error: BaseException) -> str:
     while frames and Path(frames[0].filename).parent == Path(__file__).parent:
         frames.pop(0)
     trace = "".join(traceback.format_list(frames))[-TRACEBACK_CHARACTERS:]
-    return f"{type(error).__name__}: {error}\n{trace}"
+    try:
+        text = str(error)
+    except Exception:  # it is the user's own
+        text = "(its text cannot be had)"
+    if len(text) > MESSAGE_CHARACTERS:
+        text = f"{text[:MESSAGE_CHARACTERS]}... ({len(text)} characters)"
+    found = f"{type(error).__name__}: {text}\n{trace}"
+    return found.encode(errors="backslashreplace").decode()
 
 
 def _is_wide(dtype: Any) -> bool:

@@ -54,6 +54,7 @@ class _Client:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
+        self._has_left = False
         self._process: FunctionProcess | None = None
         self._numbers = itertools.count()
         self._runs: set[int] = set()
@@ -69,6 +70,8 @@ class _Client:
             OSError: none can be started.
         """
         with self._lock:
+            if self._has_left:
+                raise Failed("CANCELLED: the client has disconnected")
             if self._process is None or self._process.has_ended:
                 self._process = _STARTS.submit(FunctionProcess, function.setup).result()
             if function.number not in self._process.loaded:
@@ -107,9 +110,17 @@ class _Client:
                 self._process.drop(executable)
 
     def end(self) -> None:
-        """Ends the process."""
+        """Ends the process for good; what waits for it fails."""
+        self._has_left = True
         if (process := self._process) is not None:
             process.kill()
+        # One may be starting, or loading a function, which has the lock.
+        threading.Thread(target=self._end_last, daemon=True).start()
+
+    def _end_last(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
 
 
 class ColocatedFunctions:

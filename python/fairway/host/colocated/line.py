@@ -6,10 +6,11 @@ bytes each part behind it has, and these parts.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -103,7 +104,7 @@ Message = Setup | Load | Call | Drop | Outcome
 
 class _Header(msgspec.Struct, array_like=True):
     message: Message
-    parts: list[int]
+    parts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 _DECODER = msgspec.msgpack.Decoder(_Header)
@@ -156,10 +157,13 @@ class Line:
 
     def close(self) -> None:
         """Ends the connection, also for a thread that receives."""
-        try:
+        with contextlib.suppress(OSError):  # the other end was first
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other end was first
+
+    def free(self) -> None:
+        """Closes the socket, which no thread uses any more."""
+        with self._stream, self._connection:
+            return
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)

@@ -79,7 +79,7 @@ def persistence_of(request: bytes, devices: Devices) -> Persistence:
 def _spec_of(request: Mapping[str, Any], devices: Devices, writes: bool) -> Any:
     """Returns shape, sharding and element type of an array; no type of one that is written."""
     proto = xla_client.OpSharding()
-    proto.ParseFromString(base64.b64decode(request["b64_hlo_sharding_string"]))
+    proto.ParseFromString(base64.b64decode(request["b64_hlo_sharding_string"], validate=True))
     named = tuple(devices.by_number(number) for number in request["devices"]["device_ids"])
     sharding: Any = GSPMDSharding(_jax.DeviceList(named), proto)
     if writes:
@@ -100,8 +100,11 @@ def _name_of(kind: str) -> str:
 def _place_of(request: Mapping[str, Any]) -> Any:
     """Returns where an array is, as TensorStore names it."""
     location, name = (
-        base64.b64decode(request[field]).decode() for field in ("b64_location", "b64_name")
+        base64.b64decode(request[field], validate=True).decode()
+        for field in ("b64_location", "b64_name")
     )
+    if not location.startswith("/") and "://" not in location:
+        raise ValueError(f"the location {location!r} is neither an absolute path nor a URL")
     if "://" in location:
         return f"{location.rstrip('/')}/{name}/"
     return {"driver": "file", "path": f"{location.rstrip('/')}/{name}/"}

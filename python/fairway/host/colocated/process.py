@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
+import signal
 import socket
 import subprocess
 import threading
@@ -49,17 +51,24 @@ class FunctionProcess:
                 stdin=subprocess.DEVNULL,
                 env={**_environment(setup.user), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # what it forks ends with it
             )
         self._line = Line(ours)
         self._calls = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Future[Answer], int]] = {}
-        self._outgoing: queue.SimpleQueue[tuple[Message, Sequence[Any]]] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Message, Sequence[Any]] | None]
+        self._outgoing = queue.SimpleQueue()
         self.loaded: set[int] = set()
         self.has_ended = False
         self._outgoing.put((setup, ()))
-        for work in (self._send, self._receive):
-            threading.Thread(target=work, name="fairway-colocated", daemon=True).start()
+        sending = threading.Thread(target=self._send, name="fairway-colocated-out", daemon=True)
+        for thread in (
+            sending,
+            threading.Thread(target=self._receive, args=(sending,), daemon=True),
+            threading.Thread(target=self._watch, daemon=True),
+        ):
+            thread.start()
 
     def load(self, executable: int, program: bytes) -> None:
         """Loads a function.
@@ -94,9 +103,11 @@ class FunctionProcess:
         self._outgoing.put((Drop(executable), ()))
 
     def kill(self) -> None:
-        """Ends the process; its runs fail."""
-        self._child.kill()
-        self._line.close()
+        """Ends the process, and what it has forked; its runs fail."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self.has_ended:  # or its number may be another's
+                os.killpg(self._child.pid, signal.SIGKILL)
+                self._line.close()
 
     def _call(
         self, make: Callable[[int], Message], parts: Sequence[Any], result_bytes: int
@@ -110,9 +121,15 @@ class FunctionProcess:
             self._outgoing.put((make(call), parts))
         return future
 
+    def _watch(self) -> None:
+        """Waits for the end of the process; what it has forked may have the connection, too."""
+        with contextlib.suppress(ChildProcessError):  # it was waited for already
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()
+
     def _send(self) -> None:
-        while True:
-            message, parts = self._outgoing.get()
+        while (taken := self._outgoing.get()) is not None:
+            message, parts = taken
             try:
                 self._line.send(message, parts)
             except OSError:
@@ -125,7 +142,7 @@ class FunctionProcess:
         if size > self._open[message.call][1]:
             raise ValueError(f"{size} bytes of results")
 
-    def _receive(self) -> None:
+    def _receive(self, sending: threading.Thread) -> None:
         reason = ""
         try:
             while (received := self._line.receive(self._check)) is not None:
@@ -138,13 +155,16 @@ class FunctionProcess:
                     future.set_exception(CallFailedError(outcome.error))
         except Exception as error:  # code of the client's has written to the connection
             reason = f", since it sent what is no outcome ({type(error).__name__})"
-        self._child.kill()
-        status = self._child.wait()
+        self.kill()
         with self._lock:
+            status = self._child.wait()
             self.has_ended = True
             left, self._open = self._open, {}
         for future, _ in left.values():
             future.set_exception(ProcessEndedError(_how_it_ended(status) + reason))
+        self._outgoing.put(None)
+        sending.join()
+        self._line.free()
 
 
 def _check_user(user: int | None) -> None:
