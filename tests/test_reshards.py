@@ -84,6 +84,18 @@ def test_keys_small_types_and_no_axes(do: Callable[[str], None]) -> None:
     """)
 
 
+def test_arrays_of_no_elements(do: Callable[[str], None]) -> None:
+    do("""
+        for shape in ((0, 4), (4, 0), (0,)):
+            for before in (PLACES[1], PLACES[6]):
+                for after in (PLACES[0], PLACES[6], PLACES[7]):
+                    if len(shape) == 2 and shape[0] == 4 and after is PLACES[0]:
+                        continue  # not divisible
+                    array = jax.device_put(np.zeros(shape, "f"), before)
+                    assert np.asarray(jax.device_put(array, after)).shape == shape
+    """)
+
+
 def test_errors_come_with_the_result(do: Callable[[str], None]) -> None:
     do("""
         def refuse(a):

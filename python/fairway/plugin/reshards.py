@@ -34,7 +34,7 @@ def reshard_on_hosts(client: Any) -> None:
 
     def over_hosts(x: Array, devices: Any, indices: Any, sharding: Sharding) -> Array:
         places = (*x.sharding.device_set, *devices)
-        if any(device.client is not client for device in places):
+        if any(device.client is not client for device in places) or not x.size:
             return through_client(x, devices, indices, sharding)
         prepared = plan(x.sharding, sharding, x.ndim)
         if prepared is None:
