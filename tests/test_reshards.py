@@ -56,6 +56,18 @@ def test_any_sharding_becomes_any_other_without_being_read(do: Callable[[str], N
     """)
 
 
+def test_arrays_of_other_shapes_and_types_go_the_same_way(do: Callable[[str], None]) -> None:
+    do("""
+        for before, after in ((PLACES[0], PLACES[6]), (PLACES[2], PLACES[5])):
+            for shape in ((16, 16), (32, 8), (8, 64)):
+                for kind in ("f", "i", "bool"):
+                    wanted = (np.arange(shape[0] * shape[1]) % 7).reshape(shape).astype(kind)
+                    found = jax.device_put(jax.device_put(wanted, before), after)
+                    assert (found.shape, found.dtype) == (shape, wanted.dtype)
+                    np.testing.assert_array_equal(found, wanted)
+    """)
+
+
 def test_the_client_does_not_wait_for_what_is_resharded(do: Callable[[str], None]) -> None:
     do("""
         x = jax.device_put(np.ones((64, 64), "f"), NamedSharding(first, P("a")))

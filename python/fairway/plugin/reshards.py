@@ -25,33 +25,36 @@ def reshard_on_hosts(client: Any) -> None:
     module: Any = array
     through_client: Callable[..., Array] = module.shard_sharded_device_array_slow_path
 
+    # Of one shape and type each: the stock client takes all results for those of the first run.
     @functools.lru_cache(maxsize=PLANS_MAX)
-    def plan(before: Sharding, after: Sharding, rank: int) -> Any:
+    def plan(aval: Any, before: Sharding, after: Sharding) -> tuple[Any, Any] | None:
+        if any(one.client is not client for one in before.device_set | after.device_set):
+            return None
         try:
-            return _prepared(client, before, after, rank)
+            return _prepared(client, aval, before, after)
         except Exception:  # such as an uneven one
             return None
 
     def over_hosts(x: Array, devices: Any, indices: Any, sharding: Sharding) -> Array:
-        places = (*x.sharding.device_set, *devices)
-        if any(device.client is not client for device in places) or not x.size:
-            return through_client(x, devices, indices, sharding)
-        prepared = plan(x.sharding, sharding, x.ndim)
+        prepared = plan(x.aval, x.sharding, sharding)
         if prepared is None:
             return through_client(x, devices, indices, sharding)
-        return _run(prepared, x, sharding)
+        executable, handlers = prepared
+        results = executable.execute_sharded([x], with_tokens=False)
+        return results.consume_with_handlers(handlers)[0]
 
     module.shard_sharded_device_array_slow_path = over_hosts
 
 
-def _prepared(client: Any, before: Sharding, after: Sharding, rank: int) -> Any:
-    """Returns a resharding, prepared by the controller."""
+def _prepared(client: Any, aval: Any, before: Sharding, after: Sharding) -> tuple[Any, Any]:
+    """Returns a resharding, prepared by the controller, and the handlers of its result."""
+    from jax._src.interpreters import pxla
     from jax.extend.ifrt_programs import ifrt_programs
 
     def described(sharding: Sharding) -> dict[str, Any]:
         if getattr(getattr(sharding, "spec", None), "unreduced", None):
             raise ValueError("an array of partial sums is no array yet")
-        tiles = sharding._to_xla_hlo_sharding(rank).to_proto().SerializeToString()
+        tiles = sharding._to_xla_hlo_sharding(aval.ndim).to_proto().SerializeToString()
         found = {
             "devices": {"device_ids": [device.id for device in sharding._device_assignment]},
             "xla_hlo_sharding": base64.b64encode(tiles).decode(),
@@ -62,12 +65,6 @@ def _prepared(client: Any, before: Sharding, after: Sharding, rank: int) -> Any:
 
     request = {"inSharding": [described(before)], "outSharding": [described(after)]}
     program = ifrt_programs.make_plugin_program(json.dumps({"reshardRequest": request}))
-    return client.compile_ifrt_program(program, ifrt_programs.make_plugin_compile_options())
-
-
-def _run(prepared: Any, x: Array, sharding: Sharding) -> Array:
-    from jax._src.interpreters import pxla
-
-    handlers = pxla.global_avals_to_results_handler([x.aval], [sharding], True).handlers
-    results = prepared.execute_sharded([x], with_tokens=False)
-    return results.consume_with_handlers(handlers)[0]
+    options = ifrt_programs.make_plugin_compile_options()
+    handlers = pxla.global_avals_to_results_handler([aval], [after], True).handlers
+    return client.compile_ifrt_program(program, options), handlers
