@@ -12,7 +12,7 @@ use ir::{ArraySpec, Operation, Program, Sharding};
 use crate::lower;
 use crate::programs::{Executable, Partitioned, Purpose};
 use crate::sources::{CompileSource, SourceKind};
-use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
+use protocol::{Compiled, FunctionCode};
 
 /// A program that a host is parsing.
 #[derive(Debug)]
@@ -221,30 +221,8 @@ fn check_cut(
 
 /// Returns the metadata of a whole program for clients.
 pub(crate) fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
-    let cut = |spec: &ArraySpec| CompiledSharding {
-        partition: spec.sharding.partition.clone(),
-        encoded: bytes::Bytes::new(),
-    };
-    let layout = |spec: &ArraySpec| (0..spec.dims.len() as i64).rev().collect();
-    let output = |spec: &ArraySpec| OutputSpec {
-        dtype: spec.dtype,
-        dims: spec.dims.clone(),
-        cut: cut(spec),
-        memory: spec.sharding.memory.clone(),
-    };
     Compiled {
-        name: program.name.clone(),
-        fingerprint: None,
-        parameters: Some(inputs.iter().map(cut).collect()),
-        parameter_layouts: inputs.iter().map(layout).collect(),
-        outputs: outputs.iter().map(output).collect(),
-        output_layouts: outputs.iter().map(layout).collect(),
         donated: program.donated.clone(),
-        parameter_count: program.inputs,
-        memory: None,
-        code_bytes: 0,
-        costs: None,
-        input: None,
-        collectives: Vec::new(),
+        ..Compiled::of_arrays(program.name.clone(), inputs, outputs)
     }
 }

@@ -191,9 +191,9 @@ impl GangScheduler {
         command: Command,
         out: &mut Out,
     ) {
-        let is_shared = self.arrivals.is_shared(self.host(host).island);
+        let is_shared = || self.arrivals.is_shared(self.host(host).island);
         let expected = match &command {
-            Command::Receive { buffer, .. } if is_shared => buffer.0..buffer.0 + 1,
+            Command::Receive { buffer, .. } if is_shared() => buffer.0..buffer.0 + 1,
             // A function of the client's may take any time, also for the client's other launches.
             Command::RunColocated { first_result, results, .. } => {
                 first_result.0..first_result.0 + results.len() as u64

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{HostId, InputId, TransferTag};
-use ir::{DType, Dims, Partition};
+use ir::{ArraySpec, DType, Dims, Partition};
 
 use crate::field::add_record;
 use crate::{Encoder, Field, Sample, Schema};
@@ -159,5 +159,31 @@ record! { from hosts
         pub input: Option<InputId>,
         /// Collectives of this host in a program over several islands, in order.
         pub collectives: Vec<HostCollective>,
+    }
+}
+
+impl Compiled {
+    /// Returns the metadata of a program that takes and returns arrays as they are described.
+    pub fn of_arrays(name: String, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Self {
+        let cut = |spec: &ArraySpec| CompiledSharding {
+            partition: spec.sharding.partition.clone(),
+            encoded: bytes::Bytes::new(),
+        };
+        let layout = |spec: &ArraySpec| (0..spec.dims.len() as i64).rev().collect();
+        let output = |spec: &ArraySpec| OutputSpec {
+            dtype: spec.dtype,
+            dims: spec.dims.clone(),
+            cut: cut(spec),
+            memory: spec.sharding.memory.clone(),
+        };
+        Self {
+            name,
+            parameters: Some(inputs.iter().map(cut).collect()),
+            parameter_layouts: inputs.iter().map(layout).collect(),
+            outputs: outputs.iter().map(output).collect(),
+            output_layouts: outputs.iter().map(layout).collect(),
+            parameter_count: inputs.len() as u32,
+            ..Self::default()
+        }
     }
 }

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import queue
 import secrets
-import socket
 import struct
 import threading
 import traceback
@@ -27,7 +26,7 @@ from collections.abc import (
 from typing import Any
 
 from . import buffers, calls
-from .connection import REACHABLE_WITHIN_S, address_of
+from .connection import open_stream
 from .local import give_callbacks_a_device, run_as_callback
 
 GREETING = b"fairway callbacks 1\n"
@@ -153,15 +152,13 @@ class _Connection:
         self.is_closed = False
         self._spanning = spanning
         self._functions = functions
-        self._socket = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(GREETING + key)
-        if self._socket.recv(1) != b"\1":
+        stream = open_stream(target, GREETING + key)
+        if stream is None:
             raise RuntimeError(
                 f"the controller at {target} takes no host callbacks of this client; it is older "
                 "than the client, or the connection has ended"
             )
-        self._socket.settimeout(None)
+        self._socket = stream
         self._sending = threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[int, int, bytes] | None] = queue.SimpleQueue()
         self._idle = 0

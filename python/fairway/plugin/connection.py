@@ -30,6 +30,26 @@ def address_of(target: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def open_stream(target: str, greeting: bytes) -> socket.socket | None:
+    """Opens a connection beside the client's session; None if the controller does not take it.
+
+    Args:
+        target: the controller, as ``grpc://HOST:PORT``.
+        greeting: what it begins with: its purpose, and the key that the session has named.
+
+    Raises:
+        OSError: the controller cannot be reached.
+    """
+    stream = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.sendall(greeting)
+    if stream.recv(1) != b"\1":
+        stream.close()
+        return None
+    stream.settimeout(None)
+    return stream
+
+
 def check_reachable(target: str) -> None:
     """Fails if no server listens at ``target``; the stock client would retry forever."""
     deadline = time.monotonic() + REACHABLE_WITHIN_S

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tokenize
 import types
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def send_modules() -> None:
         return
 
     def make_with_modules(name: str, pickled: bytes, *others: Any) -> Any:
-        modules = _own_modules() if _names_any(pickled, _own_names()) else {}
+        own = _own()
+        modules = _sources(own) if _names_any(pickled, own) else {}
         config: Any = jax.config
         given = json.dumps({"modules": modules, "x64": bool(config.jax_enable_x64)}).encode()
         if len(given) > BYTES_MAX:
@@ -62,6 +64,7 @@ def _is_own(module: types.ModuleType, installed: tuple[str, ...]) -> bool:
 
 
 def _own() -> dict[str, types.ModuleType]:
+    """Returns the client's modules by name."""
     installed = _installed()
     known = list(sys.modules.items())
     return {
@@ -73,14 +76,10 @@ def _own() -> dict[str, types.ModuleType]:
     }
 
 
-def _own_names() -> set[str]:
-    return set(_own())
-
-
-def _own_modules() -> dict[str, tuple[bool, str]]:
-    """Returns the sources of the client's modules, and whether each is a package."""
+def _sources(modules: Mapping[str, types.ModuleType]) -> dict[str, tuple[bool, str]]:
+    """Returns the sources of modules, and whether each is a package."""
     found: dict[str, tuple[bool, str]] = {}
-    for name, module in _own().items():
+    for name, module in modules.items():
         try:
             with tokenize.open(str(module.__file__)) as file:
                 found[name] = (hasattr(module, "__path__"), file.read())
@@ -95,7 +94,7 @@ def _own_modules() -> dict[str, tuple[bool, str]]:
     return found
 
 
-def _names_any(pickled: bytes, names: set[str]) -> bool:
+def _names_any(pickled: bytes, names: Container[str]) -> bool:
     """Returns whether a pickle names one of these modules."""
     return any(
         isinstance(argument, str) and (argument in names or argument.partition(" ")[0] in names)

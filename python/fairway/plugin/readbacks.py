@@ -7,6 +7,7 @@ under which name the bytes are to be sent; they come on a connection beside the 
 """
 
 import collections
+import contextlib
 import itertools
 import socket
 import struct
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .connection import REACHABLE_WITHIN_S, address_of
+from .connection import open_stream
 
 GREETING = b"fairway readbacks 1\n"
 READBACK = struct.Struct("<III")
@@ -161,17 +162,12 @@ class _Connection:
         self._open: dict[int, _Request] = {}
         self._is_received = False
         self._received = bytearray()
-        self._ended_s: float | None = None
-        self._socket = socket.socket()
-        try:
-            self._socket = socket.create_connection(address_of(target), REACHABLE_WITHIN_S)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.sendall(GREETING + key)
-            if self._socket.recv(1) != b"\1":  # an older controller, or the last one is still open
-                self._end()
-            self._socket.settimeout(None)
-        except OSError:
-            self._end()
+        stream = None
+        with contextlib.suppress(OSError):
+            stream = open_stream(target, GREETING + key)
+        # There is none with an older controller, or while the last one is still open.
+        self._ended_s: float | None = time.monotonic() if stream is None else None
+        self._socket = stream or socket.socket()
 
     def is_long_over(self) -> bool:
         """Returns whether it is time for another connection."""
@@ -210,7 +206,6 @@ class _Connection:
             except BlockingIOError:
                 return
             with self._changed:
-                self._is_received = False
                 self._take(part)
         except BaseException as error:
             self._end()

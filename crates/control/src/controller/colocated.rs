@@ -11,7 +11,6 @@ use crate::checks::invalid;
 use crate::colocated::Colocated;
 use crate::programs::Executable;
 use crate::sources::{CompileSource, SourceKind};
-use crate::submissions::{LaunchRequest, SegmentPosition};
 
 impl Controller {
     /// Returns the metadata of a Python function; `None` for programs that a host compiles.
@@ -34,7 +33,8 @@ impl Controller {
                 )));
             }
         }
-        Ok(Some(Box::new(function.metadata())))
+        let (name, inputs, outputs) = (function.name.clone(), &function.inputs, &function.outputs);
+        Ok(Some(Box::new(Compiled::of_arrays(name, inputs, outputs))))
     }
 
     /// Sends a Python function to its hosts.
@@ -87,13 +87,6 @@ impl Controller {
             client,
             stream,
         };
-        self.submit(LaunchRequest {
-            client,
-            executable: executable.id,
-            position: SegmentPosition::Whole,
-            members: executable.members(&run),
-            expected: Nanos(0),
-            inputs: SmallVec::new(),
-        });
+        self.submit_whole(client, executable, &run, Nanos(0));
     }
 }

@@ -183,12 +183,6 @@ impl Controller {
     /// Submits one run to the scheduler and creates its results; if the run is rejected, they are
     /// poisoned.
     pub(super) fn execute(&mut self, client: ClientId, run: &Run) -> Outcome {
-        if let Ok(found) = self.clients[&client].executable(run.executable).cloned()
-            && let ExecutableForm::Resharding(resharding) = &found.form
-        {
-            let executed = self.run_resharding(client, run, (&found, resharding));
-            return executed.inspect_err(|error| self.poison_results(client, run, error));
-        }
         let executed = self.try_execute(client, run);
         if let Err(error) = &executed {
             self.poison_results(client, run, error);
@@ -199,6 +193,9 @@ impl Controller {
     fn try_execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
+        if let ExecutableForm::Resharding(resharding) = &executable.form {
+            return self.run_resharding(client, run, (&executable, resharding));
+        }
         executable.check_run(run)?;
         self.check_incarnations(&executable.islands)?;
         let args = arguments(state, &executable, run)?;
@@ -339,12 +336,23 @@ impl Controller {
             completion,
             client,
         };
+        self.submit_whole(client, executable, &launch, executable.expected_time());
+    }
+
+    /// Submits a run that is this one command on each host of its program.
+    pub(super) fn submit_whole(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        command: &Command,
+        expected: Nanos,
+    ) {
         self.submit(LaunchRequest {
             client,
             executable: executable.id,
             position: SegmentPosition::Whole,
-            members: executable.members(&launch),
-            expected: executable.expected_time(),
+            members: executable.members(command),
+            expected,
             inputs: executable.compiled.input.into_iter().collect(),
         });
     }
@@ -365,14 +373,7 @@ impl Controller {
             first_tag,
             client,
         };
-        self.submit(LaunchRequest {
-            client,
-            executable: executable.id,
-            position: SegmentPosition::Whole,
-            members: executable.members(&exchange),
-            expected: Nanos(0),
-            inputs: SmallVec::new(),
-        });
+        self.submit_whole(client, executable, &exchange, Nanos(0));
     }
 
     /// After a run was rejected, poisons its results with the error.

@@ -34,7 +34,7 @@ impl Controller {
         client: ClientId,
         run: &Run,
         (executable, resharding): (&Executable, &Resharding),
-    ) -> Outcome {
+    ) -> Result<Reply, Status> {
         let outputs = resharding.outputs.len();
         let (given, wanted) = (run.args.len(), run.results.len());
         if given != outputs || (wanted != 0 && wanted != outputs) {
@@ -70,6 +70,6 @@ impl Controller {
             0 => self.client(client).mint(),
             name => name,
         });
-        Ok(Some(Reply::Executed { status, outputs: made, compiled: executable.compiled.clone() }))
+        Ok(Reply::Executed { status, outputs: made, compiled: executable.compiled.clone() })
     }
 }

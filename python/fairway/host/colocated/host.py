@@ -114,13 +114,6 @@ class _Client:
         self._has_left = True
         if (process := self._process) is not None:
             process.kill()
-        # One may be starting, or loading a function, which has the lock.
-        threading.Thread(target=self._end_last, daemon=True).start()
-
-    def _end_last(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
 
 
 class ColocatedFunctions:
